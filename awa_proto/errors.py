@@ -1,0 +1,188 @@
+"""The one hierarchy of errors, and the table that says what an error of the database means.
+
+Users see `AwaError` and its subclasses; an exception of asyncpg or psycopg is only ever the `__cause__`. Adapters report
+a failure as `DatabaseError(message, sqlstate, ...)` and decide nothing: `classify` reads the SQLSTATE (PostgreSQL manual,
+appendix A), and `Retries` says whether an Op may be run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from awa_proto.plan import Op
+
+
+class AwaError(Exception):
+    """Whatever this library raises on purpose."""
+
+
+class ValidationError(AwaError, ValueError):
+    """A value was refused before anything was written.
+
+    field: the argument or option that was refused.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class SerializationError(ValidationError):
+    """Args, metadata or another value cannot be written as JSON, or JSON does not fit the declared type."""
+
+
+class UnknownJobKind(AwaError, LookupError):
+    """No handler is registered for the kind of a job."""
+
+
+class JobNotFound(AwaError, LookupError):
+    """No job has this id (any more)."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(f"no job has the id {id}")
+        self.id = id
+
+
+class TerminalError(AwaError):
+    """Raise it (or a subclass) in a handler to fail the job for good, whatever attempts are left."""
+
+
+class SchemaNotMigrated(AwaError):
+    """The database has no awa schema of this version, or a newer one than this code understands."""
+
+
+class ConfigurationError(AwaError, ValueError):
+    """The application is set up wrongly: a DSN that cannot be read, a driver that is not installed, a worker of no queue."""
+
+
+class Failure(StrEnum):
+    """What a failed statement means for whoever sent it."""
+
+    TRANSIENT = "transient"
+    """Rolled back; the same statement may succeed in a moment."""
+    BUSY = "busy"
+    """Rolled back: a lock was not granted within its timeout."""
+    CONNECTION_LOST = "connection lost"
+    """The connection is gone and nothing of the transaction was committed."""
+    OUTCOME_UNKNOWN = "outcome unknown"
+    """The connection is gone; the statement may or may not have been committed."""
+    UNAVAILABLE = "unavailable"
+    """The server does not accept connections (now)."""
+    READ_ONLY = "read-only server"
+    """Connected to a standby, or to a primary that was demoted: this connection is of no use."""
+    UNIQUE_VIOLATION = "unique violation"
+    NOT_MIGRATED = "not migrated"
+    """A table, column or function of the schema is missing."""
+    UNPREPARED = "unprepared"
+    """A prepared statement is not where it was put: a pooler that cannot do them."""
+    REFUSED = "refused"
+    """The server will refuse the same statement again: bad data, missing permission, a bug."""
+
+
+_BY_SQLSTATE: dict[str, Failure] = {
+    "08003": Failure.CONNECTION_LOST,
+    "23505": Failure.UNIQUE_VIOLATION,
+    "25006": Failure.READ_ONLY,
+    "26000": Failure.UNPREPARED,
+    "28000": Failure.UNAVAILABLE,
+    "28P01": Failure.UNAVAILABLE,
+    "3D000": Failure.UNAVAILABLE,
+    "3F000": Failure.NOT_MIGRATED,
+    "40003": Failure.OUTCOME_UNKNOWN,
+    "42703": Failure.NOT_MIGRATED,
+    "42883": Failure.NOT_MIGRATED,
+    "42P01": Failure.NOT_MIGRATED,
+    "42P05": Failure.UNPREPARED,
+    "55P03": Failure.BUSY,
+    "57014": Failure.TRANSIENT,
+    "57P01": Failure.OUTCOME_UNKNOWN,
+    "57P02": Failure.OUTCOME_UNKNOWN,
+    "57P03": Failure.UNAVAILABLE,
+    "57P04": Failure.UNAVAILABLE,
+    "57P05": Failure.OUTCOME_UNKNOWN,
+}
+_BY_CLASS: dict[str, Failure] = {
+    "08": Failure.OUTCOME_UNKNOWN,
+    "40": Failure.TRANSIENT,
+    "53": Failure.TRANSIENT,
+    "58": Failure.TRANSIENT,
+}
+"""Class 40 rolls back by definition; 53 is a lack of resources; 58 an error of the operating system under the server."""
+
+
+def classify(sqlstate: str | None, *, sent: bool = True) -> Failure:
+    """What a SQLSTATE means; None is a loss of the connection that no server reported.
+
+    sent: whether the statement (or COMMIT) can have reached the server. What was never sent was never done.
+    """
+    if sqlstate is None:
+        found = Failure.OUTCOME_UNKNOWN
+    else:
+        found = _BY_SQLSTATE.get(sqlstate) or _BY_CLASS.get(sqlstate[:2], Failure.REFUSED)
+    if found is Failure.OUTCOME_UNKNOWN and not sent:
+        return Failure.CONNECTION_LOST
+    return found
+
+
+class DatabaseError(AwaError):
+    """A statement failed.
+
+    sqlstate: five characters, or None when the connection broke without a word from the server.
+    constraint: the name of the violated constraint, when there is one.
+    failure: what the error means; see `Failure`.
+    """
+
+    def __init__(self, message: str, sqlstate: str | None = None, *, constraint: str | None = None, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+        self.constraint = constraint
+        self.failure = classify(sqlstate, sent=sent)
+
+    @property
+    def connection_is_dead(self) -> bool:
+        """Whether the connection must not be used again."""
+        return self.failure in _DEAD
+
+
+_DEAD = frozenset({Failure.CONNECTION_LOST, Failure.OUTCOME_UNKNOWN, Failure.UNAVAILABLE, Failure.READ_ONLY})
+_ROLLED_BACK = frozenset({Failure.TRANSIENT, Failure.CONNECTION_LOST, Failure.UNPREPARED, Failure.READ_ONLY})
+_MOST_ATTEMPTS = 5
+
+
+class Retries:
+    """Whether a failed Op is run again, and after how long. One object for one call of a client.
+
+    Only what surely left nothing behind is repeated, or what says of itself that repeating it is right. Between two
+    attempts lie 5, 10, 20, 40 ms, each times a random factor between 1 and 2.
+    """
+
+    __slots__ = ("_attempts", "_op", "_random", "_schema")
+
+    def __init__(self, op: Op[object], schema: str, random: Callable[[], float]) -> None:
+        self._op = op
+        self._schema = schema
+        self._random = random
+        self._attempts = 0
+
+    def after(self, error: DatabaseError) -> float:
+        """Seconds to wait before the next attempt. Raises what the caller is to see when there is none."""
+        if error.failure is Failure.NOT_MIGRATED:
+            raise not_migrated(self._schema) from error
+        self._attempts += 1
+        repeatable = error.failure in _ROLLED_BACK or (
+            self._op.safe_to_retry and error.failure in {Failure.OUTCOME_UNKNOWN, Failure.BUSY}
+        )
+        if not repeatable or self._attempts >= _MOST_ATTEMPTS:
+            raise error
+        return 0.005 * 2 ** (self._attempts - 1) * (1 + self._random())
+
+
+def not_migrated(schema: str) -> SchemaNotMigrated:
+    """The error that tells how to create or upgrade the schema."""
+    option = "" if schema == "awa" else f" --schema {schema}"
+    return SchemaNotMigrated(
+        f"the database has no schema {schema!r} of this version: run `awa migrate{option}`, or call client.migrate()"
+    )
