@@ -1,0 +1,48 @@
+"""What few jobs have, in one nullable column: `extra`, a JSON object kept as text and carried whole from table to table.
+
+Keys, each present only when not empty: `metadata` (object), `tags` (list of text), `errors` (list of entries),
+`progress` (object), `deadline` (seconds an attempt may run). A plain job has no extra at all, which keeps its row short.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MAX_ERRORS = 50
+"""Most error entries kept: the first, and the latest, so that a job retried for months does not grow."""
+
+
+def compact(value: object) -> str:
+    """JSON text as everything here writes it: no spaces, no escapes of what UTF-8 can say. Raises ValueError."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def encode(
+    *, metadata: Mapping[str, Any] | None = None, tags: Sequence[str] = (), deadline: float | None = None
+) -> str | None:
+    """The extra of a new job."""
+    body: dict[str, Any] = {}
+    if metadata:
+        body["metadata"] = metadata
+    if tags:
+        body["tags"] = list(tags)
+    if deadline is not None:
+        body["deadline"] = deadline
+    return compact(body) if body else None
+
+
+def decode(extra: str | None) -> dict[str, Any]:
+    """The extra as an object; empty when there is none."""
+    return json.loads(extra) if extra else {}
+
+
+def with_error(extra: str | None, entry: Mapping[str, Any]) -> str:
+    """The extra of a job after a failed attempt: the entry comes last, and the list stays bounded."""
+    body = decode(extra)
+    errors = [*body.get("errors", ()), dict(entry)]
+    if len(errors) > MAX_ERRORS:
+        errors = [errors[0], *errors[1 - MAX_ERRORS :]]
+    body["errors"] = errors
+    return compact(body)

@@ -1,0 +1,225 @@
+"""How a handler ends, and what that makes of the job. Everything that decides it is in this file, in one table.
+
+A handler returns one of the results below or raises. `conclude` turns that ending into a `Transition`: plain data that a
+store writes and that events are made of. `TABLE` is the outcome matrix of the documentation, one row per ending.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final, TypeAlias
+
+from awa_proto.errors import TerminalError, ValidationError
+from awa_proto.job import Attempt, JobState
+
+Seconds: TypeAlias = "float | timedelta"
+MAX_DELAY: Final = 100 * 365.25 * 86400.0
+"""Longest delay a handler may ask for, in seconds: a hundred years."""
+MAX_BACKOFF: Final = 86400.0
+MAX_ERROR_BYTES: Final = 8192
+_TRACEBACK_LINES = 10
+
+
+def seconds(field: str, value: Seconds) -> float:
+    """A duration as seconds, checked: finite, 0 to a hundred years. Raises ValidationError."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValidationError(field, f"a number of seconds or a timedelta is needed, not {type(value).__name__}")
+    if not math.isfinite(value) or not 0 <= value <= MAX_DELAY:
+        raise ValidationError(field, f"{value!r} is outside 0 … 100 years")
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The job is done; the same as returning None."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAfter:
+    """Run the job again after `delay` (seconds or timedelta). Counts as an attempt; on the last one the job fails."""
+
+    delay: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Snooze:
+    """Run the job again after `delay` (seconds or timedelta), without counting this attempt."""
+
+    delay: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End the job as cancelled; it is not run again."""
+
+    reason: str = ""
+
+
+Result: TypeAlias = "Completed | RetryAfter | Snooze | Cancel | None"
+"""What a handler may return. Anything else fails the job for good."""
+
+
+class Ending(StrEnum):
+    """How an attempt came to its end: the rows of the matrix."""
+
+    COMPLETED = "completed"
+    RETRY_AFTER = "retry after"
+    ERROR = "error"
+    TERMINAL = "terminal"
+    SNOOZE = "snooze"
+    CANCEL = "cancel"
+    DEADLINE = "deadline"
+    RELEASED = "released"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A row of the matrix.
+
+    to: the state when attempts are left (or do not matter). last: the state on the last attempt, when that differs.
+    entry: whether an error entry is added. terminal: whether that entry says `terminal`.
+    gives_back: the attempt is not counted.
+    """
+
+    to: JobState
+    last: JobState | None = None
+    entry: bool = False
+    terminal: bool = False
+    gives_back: bool = False
+
+
+TABLE: Final[dict[Ending, Rule]] = {
+    Ending.COMPLETED: Rule(JobState.COMPLETED),
+    Ending.RETRY_AFTER: Rule(JobState.RETRYABLE, last=JobState.FAILED, entry=True),
+    Ending.ERROR: Rule(JobState.RETRYABLE, last=JobState.FAILED, entry=True),
+    Ending.DEADLINE: Rule(JobState.RETRYABLE, last=JobState.FAILED, entry=True),
+    Ending.TERMINAL: Rule(JobState.FAILED, entry=True, terminal=True),
+    Ending.SNOOZE: Rule(JobState.SCHEDULED, gives_back=True),
+    Ending.CANCEL: Rule(JobState.CANCELLED, entry=True),
+    Ending.RELEASED: Rule(JobState.AVAILABLE, gives_back=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What an ended attempt makes of its job.
+
+    to: the new state. attempt: the job's attempt count after it. at: when (database time).
+    run_at: when it is due again; None in terminal states. entry: the error entry added, or None.
+    """
+
+    to: JobState
+    attempt: int
+    at: datetime
+    run_at: datetime | None = None
+    entry: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The handler returned."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The handler raised, or never ran because its kind or args are bad (then the error says so, as a TerminalError)."""
+
+    error: BaseException
+
+
+def backoff(attempt: int, random: Callable[[], float]) -> float:
+    """Seconds before attempt `attempt + 1`: min(2^attempt · (1 + 0.25 · random()), 24 h)."""
+    return min(2.0 ** min(attempt, 32) * (1 + 0.25 * random()), MAX_BACKOFF)
+
+
+def conclude(
+    attempt: Attempt, ended: Returned | Raised | Ending, at: datetime, random: Callable[[], float]
+) -> Transition:
+    """The transition of an attempt that ended.
+
+    ended: what the handler did, or RELEASED, DEADLINE when the machine ended it.
+    at: now, in database time. random: floats in [0, 1).
+    """
+    delay: float | None = None
+    entry: dict[str, Any] = {}
+    match ended:
+        case Returned(value=None | Completed()):
+            return Transition(JobState.COMPLETED, attempt.attempt, at)
+        case Returned(value=value):
+            ending, delay, entry = _of_value(value)
+        case Raised(error=error):
+            ending = Ending.TERMINAL if isinstance(error, TerminalError) else Ending.ERROR
+            entry = {"error": describe(error), "traceback": _traceback(error)}
+        case Ending.DEADLINE:
+            ending, entry = Ending.DEADLINE, {"error": "hard deadline exceeded"}
+        case _:
+            ending = ended
+    rule = TABLE[ending]
+    to = rule.to
+    if rule.last is not None and attempt.attempt >= attempt.max_attempts:
+        to = rule.last
+        if ending is Ending.RETRY_AFTER:
+            entry["error"] = f"attempts exhausted after {attempt.attempt}; the handler asked for a retry in {delay:g} s"
+    run_at = None
+    if to in {JobState.RETRYABLE, JobState.SCHEDULED}:
+        run_at = at + timedelta(seconds=backoff(attempt.attempt, random) if delay is None else delay)
+    if rule.entry:
+        entry = {"error": entry.pop("error"), "attempt": attempt.attempt, "at": rfc3339(at)} | entry
+        if rule.terminal:
+            entry["terminal"] = True
+    return Transition(
+        to, attempt.attempt - rule.gives_back, at, run_at if to is not JobState.AVAILABLE else at, entry if rule.entry else None
+    )
+
+
+def _of_value(value: object) -> tuple[Ending, float | None, dict[str, Any]]:
+    try:
+        match value:
+            case RetryAfter(delay=delay):
+                asked = seconds("RetryAfter.delay", delay)
+                return Ending.RETRY_AFTER, asked, {"error": "retry requested", "retry_after": asked}
+            case Snooze(delay=delay):
+                return Ending.SNOOZE, seconds("Snooze.delay", delay), {}
+            case Cancel(reason=reason) if isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                return Ending.CANCEL, None, {"error": clean(f"cancelled: {reason}")}
+            case _:
+                wrong = (
+                    f"the handler returned {type(value).__name__}; it may return None, Completed, RetryAfter, Snooze or Cancel"
+                )
+    except ValidationError as error:
+        wrong = f"wrong return value: {error}"
+    return Ending.TERMINAL, None, {"error": wrong}
+
+
+def describe(error: BaseException) -> str:
+    """`Type: message`, at most 8 KiB of UTF-8, with what a database cannot hold replaced."""
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001  a broken __str__ must not cost the job its ending
+        message = "(the message could not be made)"
+    return clean(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+
+
+def clean(text: str) -> str:
+    """Text a database can hold: NUL and lone surrogates replaced, cut at 8 KiB."""
+    data = text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace")
+    return data[:MAX_ERROR_BYTES].decode(errors="ignore")
+
+
+def _traceback(error: BaseException) -> str:
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    return clean("\n".join(lines[-_TRACEBACK_LINES:]))
+
+
+def rfc3339(at: datetime) -> str:
+    """An instant as text, in UTC, with microseconds: `2026-01-31T23:59:59.000001Z`."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

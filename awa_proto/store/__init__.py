@@ -1,0 +1,251 @@
+"""Store: what an engine can do, as Ops. The worker machine and the operations of a client speak only to this.
+
+`queue` is the append-only engine, `memory` the readable model that needs no database. The types here are what crosses:
+plain data, the same for every engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Protocol
+
+from awa_proto.job import Attempt, JobRow, JobState
+from awa_proto.outcome import Transition
+from awa_proto.plan import Op
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to be enqueued, validated and encoded: nothing in it can be refused any more.
+
+    args, extra: JSON text. run_at: aware, or None for now. ordering: a number made of the ordering key, or None.
+    """
+
+    kind: str
+    queue: str
+    args: str
+    priority: int = 2
+    max_attempts: int = 25
+    run_at: datetime | None = None
+    extra: str | None = None
+    ordering: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Which segments a claim looks into, oldest first. Opaque to everybody but the engine.
+
+    version: changes whenever the segments do; each claim reports the newest one.
+    """
+
+    version: int
+    segments: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """What the database says about a queue: 1 stripe and not paused when it says nothing."""
+
+    stripes: int = 1
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A worker as the database knows it.
+
+    instance: its number, for ever its own. now: database time when it was asked.
+    """
+
+    instance: int
+    ring: Ring
+    queues: Mapping[str, QueueSettings]
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """How much one queue of a worker wants.
+
+    stripe: which part of the queue is asked. wanted: most jobs. aging: seconds of waiting that lift a job by one
+    priority, 0 for never. deadline: seconds an attempt may take, or None.
+    """
+
+    queue: str
+    wanted: int
+    stripe: int = 0
+    aging: float = 60.0
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim brought.
+
+    again: queues (with stripe) whose turn another worker took: ask again soon, they are not empty.
+    version: the newest version of the ring. now: database time of the claim.
+    """
+
+    attempts: Sequence[Attempt]
+    version: int
+    now: datetime
+    again: frozenset[tuple[str, int]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt that ended, on its way into the store."""
+
+    attempt: Attempt
+    transition: Transition
+
+
+class Verdict(StrEnum):
+    """What became of an ended attempt."""
+
+    ACCEPTED = "accepted"
+    """Written now, or by an earlier sending of the same flush."""
+    STALE = "stale"
+    """Somebody else ended it; nothing was written."""
+    AGAIN = "again"
+    """Another closer was faster with the same claim; nothing was written, send it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """Deferred jobs that became due.
+
+    count: how many were moved. queues: the queues they went to.
+    due_in: seconds until the next one is due, None when none is waiting; 0 when more are due already.
+    """
+
+    count: int
+    queues: frozenset[str] = frozenset()
+    due_in: float | None = None
+
+
+class Cancelled(StrEnum):
+    """The answer to a cancellation."""
+
+    CANCELLED = "cancelled"
+    RUNNING = "running"
+    """It was running: its attempt is ended, the handler is told when it next asks."""
+    ENDED = "ended"
+    """It had ended before; nothing changed."""
+    AGAIN = "again"
+    """Somebody moved it meanwhile; ask again."""
+    NOT_FOUND = "not found"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStat:
+    """How many jobs of a queue are in each state. `available` and `completed` are capped counts of what is kept.
+
+    lag: seconds the oldest available job has been waiting, 0 when there is none.
+    """
+
+    queue: str
+    scheduled: int = 0
+    available: int = 0
+    running: int = 0
+    completed: int = 0
+    retryable: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    waiting_external: int = 0
+    lag: float = 0.0
+    paused: bool = False
+    stripes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs a list shows: all conditions must hold; None is no condition."""
+
+    state: JobState | None = None
+    kind: str | None = None
+    queue: str | None = None
+    before_id: int | None = None
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """How a worker introduces itself."""
+
+    queues: tuple[str, ...]
+    hostname: str = ""
+    pid: int = 0
+    version: str = ""
+    info: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class Store(Protocol):
+    """The Ops of one engine. Every one is right at every isolation level a role may default to."""
+
+    # enqueue
+    def insert(self, jobs: Sequence[NewJob], *, notify: bool = True) -> Op[list[JobRow]]:
+        """Enqueue in one statement; the rows come back in the order given. Jobs not yet due are deferred."""
+        ...
+
+    def copy(self, jobs: Iterable[NewJob], *, notify: bool = True) -> Op[int]:
+        """Enqueue by COPY, all or none. Returns how many."""
+        ...
+
+    # the worker
+    def register(self, worker: WorkerInfo) -> Op[Registration]:
+        """Introduce a worker, and learn what it needs to start."""
+        ...
+
+    def unregister(self, instance: int) -> Op[None]: ...
+
+    def survey(self, queues: Sequence[str]) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
+        """The segments and the settings of the queues as they are now."""
+        ...
+
+    def claim(self, instance: int, ring: Ring, demands: Sequence[Demand], *, advance: bool = False) -> Op[Claimed]:
+        """Take the best jobs of each queue, in one statement that commits alone.
+
+        advance: move past what an empty poll had to walk over (rows of transactions that are open or were rolled back).
+        """
+        ...
+
+    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[list[Verdict]]:
+        """End attempts, one statement per kind of outcome. Verdicts come in the order given.
+
+        flush: a random number below 2**62, the same when the same flush is sent again after an unknown outcome.
+        """
+        ...
+
+    def promote(self, limit: int) -> Op[Promoted]:
+        """Make due deferred jobs available, at most `limit`."""
+        ...
+
+    def announce(self, queues: Sequence[str]) -> Op[None]:
+        """Say on this (listening) connection that its worker goes to sleep and wants to be woken for these queues."""
+        ...
+
+    def withdraw(self) -> Op[None]:
+        """Say that it is awake again and polls by itself."""
+        ...
+
+    # people
+    def get_job(self, id: int) -> Op[JobRow | None]: ...
+    def list_jobs(self, filter: JobFilter) -> Op[list[JobRow]]: ...
+    def cancel(self, id: int) -> Op[Cancelled]: ...
+
+    def retry(self, id: int) -> Op[JobRow | None]:
+        """Make a failed or cancelled job available again, attempt 0. None when it is in no such state."""
+        ...
+
+    def move(self, id: int, *, queue: str | None = None, priority: int | None = None) -> Op[Cancelled]:
+        """Put a job nobody has claimed into another queue or priority (CANCELLED says that it was moved)."""
+        ...
+
+    def queue_stats(self) -> Op[list[QueueStat]]: ...
+    def pause_queue(self, queue: str, by: str | None) -> Op[None]: ...
+    def resume_queue(self, queue: str) -> Op[None]: ...
+    def set_stripes(self, queue: str, stripes: int) -> Op[None]: ...

@@ -1,0 +1,1 @@
+"""The worker machine: everything a worker decides, without I/O, clock, threads or tasks of its own."""

@@ -1,0 +1,143 @@
+"""What goes into the worker machine and what comes out: the contract between the core and a driver.
+
+A driver keeps one inbox. It takes everything that is in it, hands it to `machine.handle(events, now)` (or calls
+`machine.handle_timeout(now)` when `machine.next_deadline()` passed), then carries out `machine.poll_output()` until it is
+None, then waits again. `now` is a monotonic clock in seconds. Outputs are never carried out inside `handle`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from awa_proto.errors import DatabaseError
+from awa_proto.job import Attempt
+from awa_proto.outcome import Raised, Returned
+from awa_proto.plan import Op
+from awa_proto.task import Task
+
+
+class Lane(StrEnum):
+    """The connections of a worker. A slow Op on one never delays another."""
+
+    CLAIM = "claim"
+    FINALIZE = "finalize"
+    MAINTENANCE = "maintenance"
+    LISTEN = "listen"
+    """This one LISTENs on the schema's channel from when it is opened; opened by the first Op that runs on it."""
+
+
+# inputs
+
+
+@dataclass(frozen=True, slots=True)
+class OpDone:
+    """An Op that was asked for has committed."""
+
+    id: int
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class OpFailed:
+    """An Op that was asked for failed, or its outcome is unknown (the error says which)."""
+
+    id: int
+    error: DatabaseError
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """A handler returned, raised, or was cancelled (Raised with whatever came out of it)."""
+
+    attempt: Attempt
+    ended: Returned | Raised
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """A notification: this queue may have work. None: all of them may."""
+
+    queue: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListenLost:
+    """The listening connection broke by itself."""
+
+    error: DatabaseError
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Stop: no new claims, running jobs get `grace` seconds. A second one, with less grace, shortens it."""
+
+    grace: float
+
+
+Event: TypeAlias = "OpDone | OpFailed | JobEnded | Woken | ListenLost | StopAsked"
+
+
+# outputs
+
+
+@dataclass(frozen=True, slots=True)
+class RunOp:
+    """Run the Op on that lane, once, and answer with OpDone or OpFailed of this id. A lane has one at a time."""
+
+    id: int
+    op: Op[Any]
+    lane: Lane
+
+
+@dataclass(frozen=True, slots=True)
+class StartJob:
+    """Run the handler of `task` with a Job over `attempt` and the decoded `args`; a JobEnded follows."""
+
+    attempt: Attempt
+    task: Task
+    args: Any
+
+
+class Reason(StrEnum):
+    """Why a running handler is told to stop."""
+
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob:
+    """Set the job's cancelled flag and cancel the handler natively where the driver can; a JobEnded follows when it ends."""
+
+    attempt: Attempt
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Something to tell: a log line of the logger `awa`, with its fields.
+
+    level: of the logging module. key: a stable name, for counting and for limiting the rate of warnings.
+    """
+
+    level: int
+    key: str
+    message: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The machine has come to rest and takes no more input.
+
+    clean: no handler runs, nothing is unwritten. left_running: ids of attempts whose handlers did not end.
+    """
+
+    clean: bool
+    left_running: tuple[int, ...] = ()
+
+
+Output: TypeAlias = "RunOp | StartJob | CancelJob | Emit | Stopped"
