@@ -1,0 +1,1 @@
+"""The sync driver of awa-queue."""

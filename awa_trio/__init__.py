@@ -1,0 +1,1 @@
+"""The trio driver of awa-queue."""
