@@ -76,7 +76,17 @@ class StopAsked:
     grace: float
 
 
-Event: TypeAlias = "OpDone | OpFailed | JobEnded | Woken | ListenLost | StopAsked"
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """Say `Drained` with this token once this worker has nothing left to do; see there. Changes nothing else.
+
+    token: opaque to the machine.
+    """
+
+    token: Any
+
+
+Event: TypeAlias = "OpDone | OpFailed | JobEnded | Woken | ListenLost | StopAsked | DrainAsked"
 
 
 # outputs
@@ -140,4 +150,17 @@ class Stopped:
     left_running: tuple[int, ...] = ()
 
 
-Output: TypeAlias = "RunOp | StartJob | CancelJob | Emit | Stopped"
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """For this worker and at this moment there is nothing left to do: the answer to a DrainAsked.
+
+    Every queue it serves was claimed from, by claims that began after the question, and the last of them found nothing
+    (and no lane that another worker held); no handler runs, no result is unwritten, no claim is under way. What is
+    deferred to a later moment does not count; nor does what another worker runs. A machine that stops answers at the
+    latest before `Stopped`.
+    """
+
+    token: Any
+
+
+Output: TypeAlias = "RunOp | StartJob | CancelJob | Emit | Drained | Stopped"
