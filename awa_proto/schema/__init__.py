@@ -1,0 +1,119 @@
+"""The database schema: numbered forward-only SQL files, and the Op that applies them.
+
+The Op is one transaction under a transaction-scoped advisory lock, so ten processes may start together: one migrates,
+nine find that there is nothing to do. The files say `{schema}` where the quoted schema name stands, and `{schema_text}`
+where it stands inside a string.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from awa_proto.errors import SchemaNotMigrated, ValidationError
+from awa_proto.plan import Op, Plan, Statement
+
+_LOCK = 0x617761_6D696772  # "awa" "migr"
+
+
+def quoted(schema: str) -> str:
+    """The schema name as SQL. Raises ValidationError when PostgreSQL cannot have such a name."""
+    if not schema or "\0" in schema or len(schema.encode(errors="replace")) > 63:
+        raise ValidationError("schema", f"{schema[:70]!r} is empty, has a NUL, or is longer than 63 bytes")
+    try:
+        schema.encode()
+    except UnicodeEncodeError:
+        raise ValidationError("schema", "has a lone surrogate") from None
+    if schema.startswith("pg_"):
+        raise ValidationError("schema", f"{schema!r}: PostgreSQL keeps names beginning with pg_ for itself")
+    return '"' + schema.replace('"', '""') + '"'
+
+
+@cache
+def migrations() -> tuple[tuple[int, str, str], ...]:
+    """(version, name, SQL template) of every migration, oldest first."""
+    found = [(int(f.name[:4]), f.name[5:-4], f.read_text("utf-8")) for f in files(__name__).iterdir() if f.name.endswith(".sql")]
+    return tuple(sorted(found))
+
+
+def latest() -> int:
+    """The version this code needs."""
+    return migrations()[-1][0]
+
+
+def script(schema: str = "awa") -> str:
+    """All migrations as one SQL text, for people who apply them by hand."""
+    prefix = quoted(schema)
+    parts = ["BEGIN;", *(f"{statement};" for statement in _preparation(prefix))]
+    for version, name, template in migrations():
+        parts += [f"\n-- {version:04} {name}", *(f"{statement};" for statement in statements(template, prefix))]
+        parts.append(f"INSERT INTO {prefix}.migrations (version, name) VALUES ({version}, '{name}');")
+    return "\n".join([*parts, "COMMIT;", ""])
+
+
+def statements(template: str, prefix: str) -> list[str]:
+    """The statements of a file: each ends with a line that ends in `;` outside of `$$ … $$`."""
+    found: list[str] = []
+    lines: list[str] = []
+    inside = False
+    for line in template.splitlines():
+        if line.startswith("--") and not inside:
+            continue
+        lines.append(line)
+        inside ^= line.count("$$") % 2 == 1
+        if line.rstrip().endswith(";") and not inside:
+            found.append("\n".join(lines).strip().removesuffix(";"))
+            lines = []
+    text = prefix.replace("'", "''")
+    return [s.replace("{schema_text}", text).replace("{schema}", prefix) for s in found]
+
+
+def _preparation(prefix: str) -> tuple[str, ...]:
+    return (
+        f"CREATE SCHEMA IF NOT EXISTS {prefix}",
+        f"CREATE TABLE IF NOT EXISTS {prefix}.migrations (\n"
+        "  version int PRIMARY KEY,\n  name text NOT NULL,\n  applied_at timestamptz NOT NULL DEFAULT clock_timestamp()\n)",
+    )
+
+
+def migrate(schema: str = "awa") -> Op[int]:
+    """Bring the schema to the version of this code; the result is how many migrations were applied.
+
+    Raises SchemaNotMigrated when the database is newer than this code.
+    """
+    prefix = quoted(schema)
+
+    def plan() -> Plan[int]:
+        yield Statement("migrate.lock", "SELECT pg_advisory_xact_lock($1::bigint)", (_LOCK,))
+        # looked up, not CREATE IF NOT EXISTS: that one needs the right to create even where there is nothing to do
+        known = yield Statement(
+            "migrate.known",
+            "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1::text), to_regclass($2::text) IS NOT NULL",
+            (schema, f"{prefix}.migrations"),
+        )
+        for exists, statement in zip(known[0], _preparation(prefix), strict=True):
+            if not exists:
+                yield Statement("migrate.prepare", statement)
+        applied = yield Statement("migrate.version", f"SELECT coalesce(max(version), 0)::int FROM {prefix}.migrations")
+        version: int = applied[0][0]
+        refuse_newer(schema, version)
+        pending = [m for m in migrations() if m[0] > version]
+        for number, name, template in pending:
+            for statement in statements(template, prefix):
+                yield Statement(f"migrate.{number:04}", statement)
+            yield Statement(
+                "migrate.record",
+                f"INSERT INTO {prefix}.migrations (version, name) VALUES ($1::int, $2::text)",
+                (number, name),
+            )
+        return len(pending)
+
+    return Op("migrate", plan, atomic=True, safe_to_retry=True, timeout=600.0)
+
+
+def refuse_newer(schema: str, version: int) -> None:
+    """Raise SchemaNotMigrated when the database is newer than the code."""
+    if version > latest():
+        raise SchemaNotMigrated(
+            f"schema {schema!r} is at version {version}, this code knows {latest()}: upgrade the package awa-queue"
+        )

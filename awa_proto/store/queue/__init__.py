@@ -1,0 +1,105 @@
+"""Queue storage: the append-only engine. `docs/` tells why it is right; each module here is one statement family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from awa_proto.job import JobRow
+from awa_proto.plan import Op
+from awa_proto.store import (
+    Cancelled,
+    Claimed,
+    Demand,
+    Ended,
+    JobFilter,
+    NewJob,
+    Promoted,
+    QueueSettings,
+    QueueStat,
+    Registration,
+    Ring,
+    Verdict,
+    WorkerInfo,
+)
+from awa_proto.store.queue import claim, close, enqueue, listening, people, promote, reads, segments, settings, workers
+from awa_proto.store.queue.names import Names
+
+
+class QueueStore:
+    """The Store of queue storage in one schema.
+
+    schema: its name. random: floats in [0, 1), for spreading batches over stripes.
+    Raises ValidationError when PostgreSQL cannot have a schema of that name.
+    """
+
+    def __init__(self, schema: str = "awa", *, random: Callable[[], float]) -> None:
+        self._names = Names(schema)
+        self._random = random
+        self.channel = self._names.channel
+
+    def insert(self, jobs: Sequence[NewJob], *, notify: bool = True) -> Op[list[JobRow]]:
+        return enqueue.insert(self._names, jobs, notify, self._random)
+
+    def copy(self, jobs: Iterable[NewJob], *, notify: bool = True) -> Op[int]:
+        return enqueue.copy(self._names, jobs, notify, self._random)
+
+    def register(self, worker: WorkerInfo) -> Op[Registration]:
+        return workers.register(self._names, worker)
+
+    def unregister(self, instance: int) -> Op[None]:
+        return workers.unregister(self._names, instance)
+
+    def survey(self, queues: Sequence[str]) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
+        return workers.survey(self._names, queues)
+
+    def claim(self, instance: int, ring: Ring, demands: Sequence[Demand], *, advance: bool = False) -> Op[Claimed]:
+        return claim.claim(self._names, instance, ring, demands, advance)
+
+    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[list[Verdict]]:
+        return close.finalize(self._names, ended, flush)
+
+    def promote(self, limit: int) -> Op[Promoted]:
+        return promote.promote(self._names, limit)
+
+    def announce(self, queues: Sequence[str]) -> Op[None]:
+        return listening.announce(self._names, queues)
+
+    def withdraw(self) -> Op[None]:
+        return listening.withdraw()
+
+    def get_job(self, id: int) -> Op[JobRow | None]:
+        return reads.get_job(self._names, id)
+
+    def list_jobs(self, filter: JobFilter) -> Op[list[JobRow]]:
+        return reads.list_jobs(self._names, filter)
+
+    def cancel(self, id: int) -> Op[Cancelled]:
+        return people.cancel(self._names, id)
+
+    def retry(self, id: int) -> Op[JobRow | None]:
+        return people.retry(self._names, id)
+
+    def move(self, id: int, *, queue: str | None = None, priority: int | None = None) -> Op[Cancelled]:
+        return people.move(self._names, id, queue, priority)
+
+    def queue_stats(self) -> Op[list[QueueStat]]:
+        return reads.queue_stats(self._names)
+
+    def pause_queue(self, queue: str, by: str | None) -> Op[None]:
+        return settings.pause_queue(self._names, queue, by)
+
+    def resume_queue(self, queue: str) -> Op[None]:
+        return settings.resume_queue(self._names, queue)
+
+    def set_stripes(self, queue: str, stripes: int) -> Op[None]:
+        return settings.set_stripes(self._names, queue, stripes)
+
+    # the ring; the leader's work
+
+    def rotate(self) -> Op[int | None]:
+        """Seal the open segment and open a free one; `publish` is to follow."""
+        return segments.rotate(self._names)
+
+    def publish(self) -> Op[None]:
+        """Tell inserts which segment is open."""
+        return segments.publish(self._names)

@@ -1,0 +1,38 @@
+"""Sleepers announce themselves, so that producers need not notify a worker that is awake.
+
+A worker about to sleep takes, on its listening connection, an advisory lock in share mode for each of its queues, and then
+looks once more. A producer tries the same lock in exclusive mode: if that fails somebody sleeps, and it sends NOTIFY; see
+`Names.wake`. A wake-up missed between the two costs one step of the polling back-off; a lock left behind by a dead
+connection costs needless notifications until the server notices. The locks belong to the session, which is that of LISTEN
+anyway; nothing else of the library needs a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from awa_proto.plan import Op, Plan, Statement
+from awa_proto.store.queue.names import Names
+
+
+def announce(n: Names, queues: Sequence[str]) -> Op[None]:
+    """Say that this worker sleeps and wants to be woken for these queues. Locks taken twice are withdrawn at once."""
+    statement = Statement(
+        "announce",
+        f"SELECT count(pg_advisory_lock_shared(hashtextextended(q, {n.seed('asleep')}))) FROM unnest($1::text[]) q",
+        (list(queues),),
+    )
+
+    def plan() -> Plan[None]:
+        yield statement
+
+    return Op("announce", plan, safe_to_retry=True)
+
+
+def withdraw() -> Op[None]:
+    """Say that it is awake again."""
+
+    def plan() -> Plan[None]:
+        yield Statement("withdraw", "SELECT pg_advisory_unlock_all()")
+
+    return Op("withdraw", plan, safe_to_retry=True)

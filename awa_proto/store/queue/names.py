@@ -1,0 +1,82 @@
+"""What statements of queue storage are made with: the quoted schema, lock keys, the channel, and columns named once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+
+from awa_proto.schema import quoted
+
+SEGMENTS = 8
+"""Segments in the ring; as many as migration 0001 makes."""
+
+BODY = "priority, stripe, attempt, max_attempts, run_lease, run_at, created_at, queue, kind, args, extra"
+"""The immutable body of a job, which every table has and every move carries."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of one schema.
+
+    schema: as the user gave it.
+    """
+
+    schema: str
+
+    @cached_property
+    def s(self) -> str:
+        """The schema as SQL, quoted."""
+        return quoted(self.schema)
+
+    @cached_property
+    def channel(self) -> str:
+        """The notification channel: `awa:schema`, shortened to a hash where that passes 63 bytes."""
+        plain = f"awa:{self.schema}"
+        return plain if len(plain.encode()) < 64 else f"awa:{blake2b(self.schema.encode(), digest_size=16).hexdigest()}"
+
+    def text(self, name: str) -> str:
+        """A relation of the schema as a regclass literal."""
+        inner = f"{self.s}.{name}".replace("'", "''")
+        return f"'{inner}'::regclass"
+
+    def seed(self, purpose: str) -> int:
+        """Seed for hashtextextended(): advisory lock keys of one purpose and schema never meet those of another."""
+        return int.from_bytes(blake2b(f"{purpose} {self.schema}".encode(), digest_size=8).digest(), "big", signed=True)
+
+    @cached_property
+    def version(self) -> str:
+        """SQL: the ring as a number, version * 256 + open segment, as it is now whatever the snapshot says."""
+        return f"pg_sequence_last_value({self.text('ring')})"
+
+    @cached_property
+    def open_segment(self) -> str:
+        """SQL: the segment that takes new rows."""
+        return f"({self.version} & 255)::smallint"
+
+    def wake(self, queue: str, payload: str | None = None) -> str:
+        """SQL: notify the workers of a queue, if one of them announced that it sleeps; see `listening.py`.
+
+        NOTIFY makes commits wait for each other, so it is sent only when it can matter. A sleeper holds the queue's lock
+        in share mode; whoever gets it in exclusive mode, for a moment, has found nobody asleep. Neither lock is seen by a
+        snapshot or written to the log.
+        """
+        key = f"hashtextextended({queue}, {self.seed('asleep')})"
+        channel = self.channel.replace("'", "''")
+        return (
+            f"CASE WHEN pg_try_advisory_lock({key}) THEN pg_advisory_unlock({key})::text"
+            f" ELSE pg_notify('{channel}', {payload or queue})::text END"
+        )
+
+    def stripe(self, queue: str, number: str) -> str:
+        """SQL: the stripe a job goes to, by a number made of its ordering key or of the batch it came with."""
+        return (
+            f"(SELECT coalesce((SELECT mod(({number}) & 9223372036854775807, q.stripes)::smallint"
+            f" FROM {self.s}.queues q WHERE q.queue = {queue} AND q.stripes > 1), 0::smallint))"
+        )
+
+
+def union(parts: Callable[[int], str], segments: tuple[int, ...], indent: str = "  ") -> str:
+    """The same query over several segments, each naming the segment's own tables."""
+    return f"\n{indent}UNION ALL\n".join(indent + parts(s).strip().replace("\n", f"\n{indent}") for s in segments)

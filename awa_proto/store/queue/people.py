@@ -1,0 +1,195 @@
+"""What people do to single jobs: cancel, retry, move.
+
+A job nobody has claimed is changed by taking the lane's next turn and deleting its row, in one statement: whatever changes
+what is claimable other than by appending must win the turn, else a claimer with an older cursor hands the job out as well.
+A running job is ended like any attempt, by a closure.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import lru_cache
+
+from awa_proto.job import Attempt, JobRow, JobState
+from awa_proto.outcome import Transition
+from awa_proto.plan import Op, Plan, Statement
+from awa_proto.store import Cancelled, Ended
+from awa_proto.store.queue.claim import claimed
+from awa_proto.store.queue.close import CODES, statement
+from awa_proto.store.queue.names import BODY, Names
+from awa_proto.store.queue.reads import JOB, fate, job_row
+
+_CANCELLED = CODES[JobState.CANCELLED]
+
+
+@lru_cache
+def _cancel_deferred_sql(n: Names) -> str:
+    return f"""
+WITH gone AS (DELETE FROM {n.s}.deferred WHERE id = $1::bigint RETURNING *)
+INSERT INTO {n.s}.failed (id, state, attempted_at, finalized_at, {BODY})
+SELECT id, {_CANCELLED}, attempted_at, clock_timestamp(), {BODY} FROM gone
+RETURNING id"""
+
+
+@lru_cache
+def _locate_sql(n: Names) -> str:
+    """$1 id. Where the job is: 0 deferred, 1 failed, 2 in a log, in that order."""
+    return f"""
+SELECT 0, 0::smallint, 0::smallint, NULL::bigint, NULL::smallint, NULL::bigint, 0, clock_timestamp()
+FROM {n.s}.deferred WHERE id = $1::bigint
+UNION ALL
+SELECT 1, 0, state, NULL, NULL, NULL, 0, clock_timestamp() FROM {n.s}.failed WHERE id = $1::bigint
+UNION ALL
+(SELECT 2, r.seg, k.outcome, t.claim_id, t.idx, t.lease, r.attempt + 1, clock_timestamp()
+ FROM {n.s}.ready r{fate(n, "r")}
+ WHERE r.id = $1::bigint ORDER BY r.run_lease DESC LIMIT 1)
+LIMIT 1"""
+
+
+@lru_cache
+def _take_sql(n: Names, s: int, into: str) -> str:
+    """$1 id. Takes the lane's turn, deletes the ready row of a job nobody has claimed, and keeps its body `into` …"""
+    return f"""
+WITH r AS MATERIALIZED (
+  SELECT * FROM {n.s}.ready_{s} r WHERE r.id = $1::bigint ORDER BY r.run_lease DESC LIMIT 1
+),
+top AS MATERIALIZED (
+  SELECT c.* FROM r CROSS JOIN LATERAL (
+    SELECT * FROM {n.s}.claims_{s} c WHERE c.queue = r.queue AND c.priority = r.priority AND c.stripe = r.stripe
+    ORDER BY c.queue, c.priority, c.stripe, c.turn DESC LIMIT 1) c
+),
+free AS MATERIALIZED (
+  SELECT r.*, top.turn, top.seen, top.upto, top.pos_xid, top.pos_id FROM r LEFT JOIN top ON true
+  WHERE top.turn IS NULL OR NOT {claimed("r", "top")}
+),
+turn AS (
+  INSERT INTO {n.s}.claims_{s} (seg, queue, priority, stripe, turn, instance, lease, seen, upto, pos_xid, pos_id, job_ids)
+  SELECT {s}, queue, priority, stripe, coalesce(turn, 0) + 1, 0, 0, seen, coalesce(upto, '1:1:'), coalesce(pos_xid, '0'),
+         coalesce(pos_id, 0), '{{}}'
+  FROM free
+  ON CONFLICT (queue, priority, stripe, turn) DO NOTHING
+  RETURNING queue
+),
+gone AS (
+  DELETE FROM {n.s}.ready_{s} r USING free
+  WHERE r.id = free.id AND r.run_lease = free.run_lease AND EXISTS (SELECT FROM turn)
+  RETURNING r.*
+),
+kept AS (
+{into}
+)
+SELECT CASE WHEN NOT EXISTS (SELECT FROM free) THEN 'claimed' WHEN EXISTS (SELECT FROM kept) THEN 'taken' ELSE 'again' END FROM r"""
+
+
+def _into_failed(n: Names) -> str:
+    return f"""
+  INSERT INTO {n.s}.failed (id, state, finalized_at, {BODY})
+  SELECT id, {_CANCELLED}, clock_timestamp(), {BODY} FROM gone
+  RETURNING id"""
+
+
+def _into_lane(n: Names) -> str:
+    """$2 queue or NULL, $3 priority or NULL."""
+    body = BODY.replace("priority, stripe", "coalesce($3::smallint, priority), stripe", 1)
+    body = body.replace("queue, kind", "coalesce($2::text, queue), kind", 1)
+    stripe = n.stripe("coalesce($2::text, queue)", "id")
+    body = body.replace("stripe", f"CASE WHEN $2::text IS NULL THEN stripe ELSE {stripe} END", 1)
+    return f"""
+  INSERT INTO {n.s}.ready (seg, id, {BODY})
+  SELECT {n.open_segment}, id, {body} FROM gone
+  RETURNING id"""
+
+
+def cancel(n: Names, id: int) -> Op[Cancelled]:
+    """Cancel a job wherever it is; see `Cancelled` for the answers."""
+
+    def plan() -> Plan[Cancelled]:
+        rows = yield Statement("cancel.deferred", _cancel_deferred_sql(n), (id,))
+        if rows:
+            return Cancelled.CANCELLED
+        found = yield Statement("locate", _locate_sql(n), (id,))
+        if not found:
+            return Cancelled.NOT_FOUND
+        place, s, outcome, claim_id, idx, lease, attempt, now = found[0]
+        if place == 0:
+            return Cancelled.AGAIN
+        if place == 1 or outcome == CODES[JobState.COMPLETED]:
+            return Cancelled.ENDED
+        if outcome is not None:
+            return Cancelled.AGAIN
+        if claim_id is None:
+            rows = yield Statement(f"cancel.available.{s}", _take_sql(n, s, _into_failed(n)), (id,))
+            return Cancelled.CANCELLED if rows and rows[0][0] == "taken" else Cancelled.AGAIN
+        rows = yield statement(n, s, JobState.CANCELLED, [_ended(id, s, claim_id, idx, lease, attempt, now)], id)
+        if not rows or idx not in rows[0][1]:
+            return Cancelled.AGAIN
+        channel = n.channel.replace("'", "''")
+        yield Statement("cancel.tell", f"SELECT pg_notify('{channel}', $1::text)", (f"!{id}:{lease}",))
+        return Cancelled.RUNNING
+
+    return Op("cancel", plan, safe_to_retry=True)
+
+
+def _ended(id: int, s: int, claim_id: int, idx: int, lease: int, attempt: int, now: datetime) -> Ended:
+    """The end of a running attempt by a person. Its flush is the job's id: the same cancellation sent twice is one."""
+    running = Attempt(s, claim_id, idx, lease, id, "", 0, "", "", attempt, 0, now, now, None)
+    return Ended(running, Transition(JobState.CANCELLED, attempt, now))
+
+
+def move(n: Names, id: int, queue: str | None, priority: int | None) -> Op[Cancelled]:
+    """Another queue or priority for a job nobody has claimed. It goes to the end of its new lane."""
+
+    def plan() -> Plan[Cancelled]:
+        rows = yield Statement(
+            "move.deferred",
+            f"UPDATE {n.s}.deferred SET queue = coalesce($2::text, queue), priority = coalesce($3::smallint, priority),"
+            f" stripe = CASE WHEN $2::text IS NULL THEN stripe ELSE {n.stripe('$2::text', 'id')} END"
+            " WHERE id = $1::bigint RETURNING id",
+            (id, queue, priority),
+        )
+        if rows:
+            return Cancelled.CANCELLED
+        found = yield Statement("locate", _locate_sql(n), (id,))
+        if not found:
+            return Cancelled.NOT_FOUND
+        place, s, outcome, claim_id, *_ = found[0]
+        if place == 1 or outcome == CODES[JobState.COMPLETED]:
+            return Cancelled.ENDED
+        if place == 0 or outcome is not None:
+            return Cancelled.AGAIN
+        if claim_id is not None:
+            return Cancelled.RUNNING
+        rows = yield Statement(f"move.available.{s}", _take_sql(n, s, _into_lane(n)), (id, queue, priority))
+        if not rows or rows[0][0] != "taken":
+            return Cancelled.AGAIN
+        if queue is not None:
+            yield Statement("wake", f"SELECT {n.wake('$1::text')}", (queue,))
+        return Cancelled.CANCELLED
+
+    return Op("move", plan)
+
+
+@lru_cache
+def _retry_sql(n: Names) -> str:
+    body = BODY.replace("attempt,", "0,", 1).replace("run_at", "now()", 1)
+    return f"""
+WITH gone AS (DELETE FROM {n.s}.failed WHERE id = $1::bigint RETURNING *),
+back AS (
+  INSERT INTO {n.s}.ready (seg, id, {BODY})
+  SELECT {n.open_segment}, id, {body} FROM gone
+  RETURNING *
+)
+SELECT {JOB}, {n.wake("queue")} FROM (
+  SELECT b.*, {CODES[JobState.AVAILABLE]} AS state, NULL::timestamptz AS attempted_at, NULL::timestamptz AS deadline_at,
+         NULL::timestamptz AS finalized_at
+  FROM back b) j"""
+
+
+def retry(n: Names, id: int) -> Op[JobRow | None]:
+    """A failed or cancelled job runs again, from attempt 0. None when it is neither."""
+
+    def plan() -> Plan[JobRow | None]:
+        rows = yield Statement("retry", _retry_sql(n), (id,))
+        return job_row(rows[0]) if rows else None
+
+    return Op("retry", plan)

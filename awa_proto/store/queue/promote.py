@@ -1,0 +1,47 @@
+"""Promotion: deferred jobs that are due become available.
+
+Several workers may promote at once: SKIP LOCKED gives each its own rows. The answer says when the next job is due, so a
+worker sleeps exactly until then.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from awa_proto.plan import Op, Plan, Statement
+from awa_proto.store import Promoted
+from awa_proto.store.queue.names import BODY, Names
+
+
+@lru_cache
+def _sql(n: Names) -> str:
+    """$1 most jobs."""
+    return f"""
+WITH due AS MATERIALIZED (
+  SELECT id FROM {n.s}.deferred WHERE run_at <= clock_timestamp() ORDER BY run_at, id LIMIT $1::int FOR UPDATE SKIP LOCKED
+),
+gone AS (
+  DELETE FROM {n.s}.deferred d USING due WHERE d.id = due.id RETURNING d.*
+),
+moved AS (
+  INSERT INTO {n.s}.ready (seg, id, {BODY})
+  SELECT {n.open_segment}, id, {BODY} FROM gone ORDER BY run_at, id
+  RETURNING queue
+),
+woken AS (SELECT queue, count(*) AS jobs FROM moved GROUP BY queue)
+SELECT coalesce(sum(jobs), 0)::int, coalesce(array_agg(queue), '{{}}'), count({n.wake("queue")}),
+       greatest(0, extract(epoch FROM (
+         SELECT min(run_at) FROM {n.s}.deferred d WHERE run_at > statement_timestamp()) - clock_timestamp()))::float8
+FROM woken"""
+
+
+def promote(n: Names, limit: int) -> Op[Promoted]:
+    """Make due deferred jobs available, at most `limit`."""
+    statement = Statement("promote", _sql(n), (limit,))
+
+    def plan() -> Plan[Promoted]:
+        rows = yield statement
+        count, queues, _, due_in = rows[0]
+        return Promoted(count, frozenset(queues), 0.0 if count >= limit else due_in)
+
+    return Op("promote", plan, safe_to_retry=True)

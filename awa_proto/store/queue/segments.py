@@ -1,0 +1,89 @@
+"""The ring: which segment takes new rows, and what of a segment is left. Pruning stands on these.
+
+Exactly one segment is open (a partial unique index sees to it). Rotation seals it and opens a free one; new inserts learn
+of it from the sequence `ring`, which is set after the rotation has committed. A row that an old transaction still puts into
+a sealed segment is found there: a claim looks into all of them.
+"""
+
+from __future__ import annotations
+
+from awa_proto.plan import Op, Plan, Statement
+from awa_proto.store.queue.names import Names
+
+
+def rotate(n: Names) -> Op[int | None]:
+    """Seal the open segment and open a free one; the result is the new one, None when there is none free."""
+    statement = Statement(
+        "rotate",
+        f"""
+WITH next AS (
+  SELECT seg FROM {n.s}.segments WHERE state = 'free' ORDER BY sealed_at NULLS FIRST, seg LIMIT 1 FOR UPDATE SKIP LOCKED
+),
+old AS (   -- the partial unique index is checked row by row, the old one first
+  UPDATE {n.s}.segments SET state = 'sealed', sealed_at = clock_timestamp()
+  WHERE state = 'open' AND EXISTS (SELECT FROM next)
+  RETURNING version
+)
+UPDATE {n.s}.segments s SET state = 'open', opened_at = clock_timestamp(), version = old.version + 1
+FROM next, old WHERE s.seg = next.seg
+RETURNING s.seg""",
+    )
+
+    def plan() -> Plan[int | None]:
+        rows = yield statement
+        return rows[0][0] if rows else None
+
+    return Op("rotate", plan)
+
+
+def publish(n: Names) -> Op[None]:
+    """Tell inserts which segment is open. To be run after a rotation has committed; running it again changes nothing."""
+
+    def plan() -> Plan[None]:
+        yield Statement(
+            "publish",
+            f"SELECT setval({n.text('ring')}, version * 256 + seg) FROM {n.s}.segments"
+            f" WHERE state = 'open' AND version * 256 + seg > {n.version}",
+        )
+
+    return Op("publish", plan, safe_to_retry=True)
+
+
+def unclaimed(n: Names, s: int, columns: str, queue: str | None = None, cap: int | None = None) -> str:
+    """SQL: rows of the segment no claim has taken, exactly, in O(lanes + rows returned): the spans of every lane.
+
+    queue: SQL of a queue name, to look at its lanes only. cap: most rows a span gives.
+    """
+    only = f"r.queue = {queue} AND " if queue else ""
+    lanes = "queue, priority, stripe"
+    return f"""
+WITH RECURSIVE lane({lanes}) AS (
+  (SELECT {lanes} FROM {n.s}.ready_{s} r WHERE {only}true ORDER BY {lanes} LIMIT 1)
+  UNION ALL
+  SELECT next.* FROM lane l CROSS JOIN LATERAL (
+    SELECT {lanes} FROM {n.s}.ready_{s} r
+    WHERE {only}(r.queue, r.priority, r.stripe) > (l.queue, l.priority, l.stripe)
+    ORDER BY r.queue, r.priority, r.stripe LIMIT 1) next
+),
+cursors AS MATERIALIZED (
+  SELECT l.*, c.seen, coalesce(c.upto, '1:1:') AS upto, coalesce(c.pos_xid, '0') AS pos_xid, coalesce(c.pos_id, 0) AS pos_id
+  FROM lane l LEFT JOIN LATERAL (
+    SELECT * FROM {n.s}.claims_{s} c WHERE c.queue = l.queue AND c.priority = l.priority AND c.stripe = l.stripe
+    ORDER BY c.queue, c.priority, c.stripe, c.turn DESC LIMIT 1) c ON true
+),
+spans AS MATERIALIZED (
+  SELECT {lanes}, x AS lo, x AS hi, pos_xid, pos_id, upto AS filter
+  FROM cursors CROSS JOIN LATERAL pg_snapshot_xip(seen) x WHERE seen IS NOT NULL AND x >= pos_xid
+  UNION ALL
+  SELECT {lanes}, pg_snapshot_xmax(seen), pg_snapshot_xmax(upto), pos_xid, pos_id, upto FROM cursors WHERE seen IS NOT NULL
+  UNION ALL
+  SELECT {lanes}, x, x, '0', 0, NULL FROM cursors CROSS JOIN LATERAL pg_snapshot_xip(upto) x
+  UNION ALL
+  SELECT {lanes}, pg_snapshot_xmax(upto), NULL, '0', 0, NULL FROM cursors
+)
+SELECT {columns} FROM spans p CROSS JOIN LATERAL (
+  SELECT * FROM {n.s}.ready_{s} r
+  WHERE r.queue = p.queue AND r.priority = p.priority AND r.stripe = p.stripe
+    AND (r.xid, r.id) > (p.pos_xid, p.pos_id) AND r.xid >= p.lo AND r.xid <= coalesce(p.hi, '18446744073709551615')
+    AND (p.filter IS NULL OR pg_visible_in_snapshot(r.xid, p.filter))
+  ORDER BY r.queue, r.priority, r.stripe, r.xid, r.id {f"LIMIT {cap}" if cap else ""}) r"""
