@@ -1,0 +1,270 @@
+"""Options of an enqueue: their limits, and the one place where they are checked.
+
+`Options.of` checks keywords once; `new_job` makes a `NewJob` of args, so a batch of a million pays for its options
+once. Everything is refused before anything is written, by a ValidationError that names the field and the limit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, TypedDict
+
+from awa_proto import args as args_
+from awa_proto import extra
+from awa_proto.args import JobArgs
+from awa_proto.errors import ValidationError
+from awa_proto.outcome import Seconds, seconds
+from awa_proto.store import NewJob
+from awa_proto.task import Task
+
+MAX_NAME: Final = 200
+"""Most characters of a queue or a kind."""
+MAX_PRIORITY: Final = 4
+MAX_ATTEMPTS: Final = 1000
+MAX_TAGS: Final = 20
+MAX_METADATA_BYTES: Final = 65536
+LARGE_ARGS_BYTES: Final = 65536
+"""Args above this are enqueued with a warning: every claim carries them."""
+DEFAULT_QUEUE: Final = "default"
+_RESERVED: Final = ("awa:", "_awa_")
+_PERMITTED: Final = "awa:traceparent"
+
+
+class InsertOpts(TypedDict, total=False):
+    """The keywords of every enqueue. A missing one, and None, mean the default.
+
+    kind: instead of the one of the class of the args. queue: else the kind's own, else "default". priority: 1 (first)
+    to 4; 2. max_attempts: 1 to 1000; 25. run_at: aware datetime; now. deadline_duration: seconds or timedelta that an
+    attempt may run; what the queue of the worker says. metadata: JSON object of at most 64 KiB. tags: at most 20.
+    ordering_key: jobs of one key go to one stripe of a striped queue. notify: False lets sleeping workers find it by
+    polling.
+    """
+
+    kind: str | None
+    queue: str | None
+    priority: int
+    max_attempts: int
+    run_at: datetime | None
+    deadline_duration: Seconds | None
+    metadata: Mapping[str, Any] | None
+    tags: Sequence[str]
+    ordering_key: str | bytes | None
+    notify: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueueRequest:
+    """Args with options of their own, for `insert_many`, `enqueue_many`, and follow-ups.
+
+    `EnqueueRequest(SendEmail("a@b.c")).queue("email").priority(1)`: each method returns a new request. Nothing is
+    checked before it is enqueued.
+    """
+
+    args: JobArgs
+    options: InsertOpts = field(default_factory=InsertOpts)
+
+    def kind(self, kind: str, /) -> EnqueueRequest:
+        """Another kind than that of the class of the args."""
+        return self._with({"kind": kind})
+
+    def queue(self, queue: str, /) -> EnqueueRequest:
+        """The queue, at most 200 characters."""
+        return self._with({"queue": queue})
+
+    def priority(self, priority: int, /) -> EnqueueRequest:
+        """1 (first) to 4."""
+        return self._with({"priority": priority})
+
+    def max_attempts(self, max_attempts: int, /) -> EnqueueRequest:
+        """1 to 1000."""
+        return self._with({"max_attempts": max_attempts})
+
+    def run_at(self, run_at: datetime, /) -> EnqueueRequest:
+        """When it is due; an aware datetime."""
+        return self._with({"run_at": run_at})
+
+    def deadline_duration(self, duration: Seconds, /) -> EnqueueRequest:
+        """Seconds (or a timedelta) that an attempt may run."""
+        return self._with({"deadline_duration": duration})
+
+    def metadata(self, metadata: Mapping[str, Any], /) -> EnqueueRequest:
+        """A JSON object of at most 64 KiB."""
+        return self._with({"metadata": metadata})
+
+    def tags(self, *tags: str) -> EnqueueRequest:
+        """At most 20."""
+        return self._with({"tags": tags})
+
+    def ordering_key(self, key: str | bytes, /) -> EnqueueRequest:
+        """Jobs of one key go to one stripe of a striped queue."""
+        return self._with({"ordering_key": key})
+
+    def notify(self, notify: bool, /) -> EnqueueRequest:
+        """False lets sleeping workers find it by polling."""
+        return self._with({"notify": notify})
+
+    def _with(self, option: InsertOpts) -> EnqueueRequest:
+        return dataclasses.replace(self, options={**self.options, **option})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Checked options of an enqueue, ready to become part of many jobs."""
+
+    kind: str | None
+    queue: str | None
+    priority: int
+    max_attempts: int
+    run_at: datetime | None
+    extra: str | None
+    ordering: int | None
+    notify: bool
+
+    @classmethod
+    def of(cls, options: InsertOpts) -> Options:
+        """Check every option. Raises ValidationError naming the first one that is refused, and its limit."""
+        if unknown := options.keys() - InsertOpts.__annotations__.keys():
+            raise ValidationError(min(unknown), "there is no such option")
+        get = options.get
+        kind, queue, deadline = get("kind"), get("queue"), get("deadline_duration")
+        notify = get("notify", True)
+        if not isinstance(notify, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValidationError("notify", f"True or False is needed, not {type(notify).__name__}")
+        return cls(
+            kind=None if kind is None else name("kind", kind),
+            queue=None if queue is None else name("queue", queue),
+            priority=whole("priority", get("priority", 2), 1, MAX_PRIORITY),
+            max_attempts=whole("max_attempts", get("max_attempts", 25), 1, MAX_ATTEMPTS),
+            run_at=instant("run_at", get("run_at")),
+            extra=extra.encode(
+                metadata=_metadata(get("metadata")),
+                tags=_tags(get("tags", ())),
+                deadline=None if deadline is None else _deadline(deadline),
+            ),
+            ordering=_ordering(get("ordering_key")),
+            notify=notify,
+        )
+
+    def new_job(self, args: JobArgs, tasks: Mapping[str, Task]) -> NewJob:
+        """The job of args under these options, validated and encoded.
+
+        tasks: the known kinds: their queues, and what they must be able to read. Raises ValidationError.
+        """
+        args_type = type(args)
+        text = args_.encode(args)
+        kind = self.kind or (args_.kind_in(args) if isinstance(args, Mapping) else args_.kind_of(args_type))
+        if kind is None:
+            raise ValidationError("kind", 'a mapping needs kind=, or a key "kind" that is text')
+        if kind is not self.kind:
+            name("kind", kind)
+        queue = self.queue
+        task = tasks.get(kind)
+        if task is not None:
+            queue = queue or task.queue
+            if task.args_type is not None and task.args_type is not args_type:
+                task.decode(text)
+        return NewJob(
+            kind,
+            queue or DEFAULT_QUEUE,
+            text,
+            self.priority,
+            self.max_attempts,
+            self.run_at,
+            self.extra,
+            self.ordering,
+        )
+
+
+def name(field: str, value: object) -> str:
+    """A queue or a kind: text of 1 to 200 characters that PostgreSQL can hold."""
+    checked = text(field, value)
+    if not 1 <= len(checked) <= MAX_NAME:
+        raise ValidationError(field, f"has {len(checked)} characters; 1 to {MAX_NAME} are allowed")
+    return checked
+
+
+def text(field: str, value: object) -> str:
+    """Text that PostgreSQL can hold: no NUL, no lone surrogate."""
+    if not isinstance(value, str):
+        raise ValidationError(field, f"text is needed, not {type(value).__name__}")
+    if "\0" in value:
+        raise ValidationError(field, "contains a NUL character, which PostgreSQL cannot hold")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValidationError(field, "contains a lone surrogate, which UTF-8 cannot hold") from None
+    return value if type(value) is str else str.__str__(value)  # what an enum member is, not what it prints
+
+
+def whole(field: str, value: object, least: int, most: int) -> int:
+    """A whole number within limits; True and False are none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValidationError(field, f"a whole number is needed, not {type(value).__name__}")
+    if not least <= value <= most:
+        raise ValidationError(field, f"{value if abs(value) < 10**20 else 'the number'} is outside {least} … {most}")
+    return int(value)
+
+
+def instant(field: str, value: object) -> datetime | None:
+    """An aware datetime, in UTC; None stays None."""
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        raise ValidationError(field, f"a datetime is needed, not {type(value).__name__}")
+    if value.utcoffset() is None:
+        raise ValidationError(
+            field, f"{value.isoformat()} has no time zone; use datetime.now(UTC) or another aware datetime"
+        )
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise ValidationError(field, f"{value.isoformat()} is outside the years 1 … 9999 in UTC") from None
+
+
+def _deadline(value: Any) -> float:
+    checked = seconds("deadline_duration", value)
+    if checked == 0:
+        raise ValidationError("deadline_duration", "0 seconds is no time to run in; leave it out for no deadline")
+    return checked
+
+
+def _metadata(value: object) -> dict[str, Any] | None:
+    if not value and (value is None or isinstance(value, Mapping)):
+        return None
+    if not isinstance(value, Mapping):
+        raise ValidationError("metadata", f"a mapping is needed, not {type(value).__name__}")
+    for key in value:
+        if not isinstance(key, str):
+            raise ValidationError("metadata", f"the key {key!r} is not text")
+        if key.startswith(_RESERVED) and key != _PERMITTED:
+            raise ValidationError(
+                "metadata", f"the key {key[:MAX_NAME]!r} is reserved: keys may not begin with awa: or _awa_"
+            )
+    written = args_.to_text("metadata", dict(value))
+    size = len(written.encode())
+    if size > MAX_METADATA_BYTES:
+        raise ValidationError("metadata", f"has {size} bytes of JSON; {MAX_METADATA_BYTES} are allowed")
+    found: dict[str, Any] = json.loads(written)
+    return found
+
+
+def _tags(value: object) -> list[str]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, set, frozenset)):
+        raise ValidationError("tags", f"a sequence of text is needed, not {type(value).__name__}")
+    if len(value) > MAX_TAGS:
+        raise ValidationError("tags", f"has {len(value)} tags; {MAX_TAGS} are allowed")
+    return [text("tags", tag) for tag in value]
+
+
+def _ordering(key: object) -> int | None:
+    """63 bits of BLAKE2b over the key, the same in every process. The store takes them modulo the number of stripes."""
+    if key is None:
+        return None
+    data = key if isinstance(key, (bytes, bytearray)) else text("ordering_key", key).encode()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 1
