@@ -1,0 +1,318 @@
+"""The worker in blocking code: one inbox, the machine, and hands that decide nothing.
+
+`_loop` takes what is in the inbox to the machine and carries out what the machine says. Every timer, retry, batch and
+phase of a stop is the machine's (`awa_proto.worker`); here are a thread for the loop, one for each lane with its
+connection, and a bounded pool of threads for handlers. The thread that enters the worker stays free, for signals.
+
+How a handler ends: whatever it raises ends its job, never its worker. `SystemExit` is an error like any other, because
+a job that stops each worker that claims it would stop them all. `KeyboardInterrupt` is a person's: the attempt fails,
+the worker stops gracefully and raises it to whoever entered it. A thread cannot be cancelled; it sees the job's flag.
+
+If the loop itself fails, all jobs' flags are set and the error is logged at once. It is raised by `stopped`, by
+`drained`, and on leaving the `with`; the body cannot be interrupted.
+"""
+
+import contextvars
+import logging
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from threading import Event as Signal
+from threading import Thread
+from types import TracebackType
+from typing import Protocol, Self, TypeVar, assert_never
+
+from awa_proto.errors import DatabaseError
+from awa_proto.outcome import Raised, Returned
+from awa_proto.plan import Op
+from awa_proto.worker.events import (
+    CancelJob,
+    DrainAsked,
+    Drained,
+    Emit,
+    Event,
+    JobEnded,
+    Lane,
+    ListenLost,
+    OpDone,
+    OpFailed,
+    Output,
+    Reason,
+    RunOp,
+    StartJob,
+    StopAsked,
+    Stopped,
+    Woken,
+)
+from awa_proto.worker.worker import WorkerMachine
+from awa_sync.threads import Threads
+
+T = TypeVar("T")
+
+_log = logging.getLogger("awa")
+_NOTHING = Returned(None)
+_PATIENCE = 5.0
+"""Seconds that lanes get to end after the loop has."""
+
+
+class RunningJob(Protocol):
+    """What the worker needs of the job that a handler gets."""
+
+    def mark_cancelled(self, reason: Reason) -> None:
+        """Let `is_cancelled()` be true from now on; comes from another thread than the handler's."""
+        ...
+
+
+class LaneConnection(Protocol):
+    """A connection of the worker's own, opened when it is first used and opened again after it was lost."""
+
+    def run(self, op: Op[T]) -> T:
+        """Run it once. Raises DatabaseError."""
+        ...
+
+    def close(self) -> None:
+        """Close it, within a bound."""
+        ...
+
+
+class LaneDatabase(Protocol):
+    """What the worker needs of a database."""
+
+    def lane(
+        self,
+        name: str,
+        *,
+        channel: str | None = None,
+        notified: Callable[[str], object] | None = None,
+        lost: Callable[[DatabaseError], object] | None = None,
+    ) -> LaneConnection:
+        """A lane; with a channel it LISTENs there and reports payloads, and its own loss, from a thread of its own."""
+        ...
+
+
+class Worker:
+    """A worker: `with` starts it, and on leaving it stops gracefully.
+
+    Leaving waits for running handlers up to the grace period. An exception in the body changes nothing about that;
+    KeyboardInterrupt and SystemExit, or one that arrives while leaving, cut the grace to 0 and still let results be
+    written. `stop`, `stopped` and `drained` may be called from any thread, `stop` from a signal handler too.
+    """
+
+    def __init__(
+        self,
+        machine: WorkerMachine,
+        database: LaneDatabase,
+        *,
+        channel: str,
+        new_job: Callable[[StartJob], RunningJob],
+        grace: float,
+        capacity: int,
+    ) -> None:
+        """Made by `Client.worker`.
+
+        Args:
+            machine: Fresh, not yet started.
+            database: Where lanes come from.
+            channel: What the listening lane LISTENs on; a payload is the name of a queue, or empty for all.
+            new_job: Makes what a handler is called with.
+            grace: Seconds that running handlers get at a stop, unless `stop` says otherwise.
+            capacity: Most handlers at the same time, and so the most threads.
+        """
+        self._machine = machine
+        self._database = database
+        self._channel = channel
+        self._new_job = new_job
+        self._grace = grace
+        self._asked: float | None = None
+        self._inbox: SimpleQueue[Event] = SimpleQueue()
+        self._running: dict[tuple[int, int], RunningJob] = {}
+        self._threads: Threads[tuple[StartJob, RunningJob]] = Threads(capacity, self._run_job, "awa handler")
+        self._lanes: dict[Lane, tuple[SimpleQueue[RunOp | None], Thread]] = {}
+        self._answers: set[Signal] = set()
+        self._stopped: Stopped | None = None
+        self._failure: BaseException | None = None
+        self._interrupt: KeyboardInterrupt | None = None
+        self._done = Signal()
+
+    def __enter__(self) -> Self:
+        if hasattr(self, "_context"):
+            raise RuntimeError("a worker is entered once; make another one with client.worker(...)")
+        self._context = contextvars.copy_context()
+        Thread(target=self._run, name="awa worker", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(None if error is None or isinstance(error, Exception) else 0.0)
+        late: BaseException | None = None
+        while not self._done.is_set():
+            try:
+                self._done.wait()
+            except BaseException as cut:  # noqa: BLE001  an exception of a signal handler; raised below
+                late = cut
+                self.stop(0.0)
+        if self._failure is not None and error is not self._failure:
+            raise self._failure
+        if late is not None:
+            raise late
+
+    def stop(self, grace: float | None = None) -> None:
+        """Ask it to stop, and do not wait. Call it again with less grace to be quicker.
+
+        Args:
+            grace: Seconds running handlers get before they are told to end; None for what the worker was set up with.
+        """
+        wanted = self._grace if grace is None else grace
+        if self._asked is None or wanted < self._asked:
+            self._asked = wanted
+            self._inbox.put(StopAsked(wanted))
+
+    def stopped(self) -> Stopped:
+        """Wait until it has stopped, and say how. Raises what made it fail."""
+        self._done.wait()
+        if self._failure is not None:
+            raise self._failure
+        assert self._stopped is not None
+        return self._stopped
+
+    def drained(self) -> None:
+        """Wait until it has nothing to do: see `awa_proto.worker.events.Drained`. Raises what made the worker fail."""
+        answer = Signal()
+        self._answers.add(answer)
+        self._inbox.put(DrainAsked(answer))
+        if not self._done.is_set():  # else nobody takes the question, and nobody else sets the answer
+            answer.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    # the loop
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+            self._failure = self._interrupt
+        except BaseException as error:  # noqa: BLE001  whatever it is, it leaves the `with`
+            self._failure = error
+            _log.critical("the worker failed", exc_info=True)
+        self._close()
+        self._done.set()
+        for answer in list(self._answers):
+            answer.set()
+
+    def _loop(self) -> None:
+        machine, now = self._machine, time.monotonic
+        machine.start(now())
+        while True:
+            while (output := machine.poll_output()) is not None:
+                self._perform(output)
+            if self._stopped is not None:
+                return
+            if events := self._events(machine.next_deadline()):
+                machine.handle(events, now())
+            else:
+                machine.handle_timeout(now())
+
+    def _events(self, until: float | None) -> list[Event]:
+        """All that is in the inbox, waiting for the first one; nothing when it is (already) `until`."""
+        inbox = self._inbox
+        try:
+            if until is None:
+                events = [inbox.get()]
+            elif (left := until - time.monotonic()) > 0:
+                events = [inbox.get(timeout=left)]
+            else:
+                return []
+        except Empty:
+            return []
+        while not inbox.empty():
+            events.append(inbox.get())
+        if self._failure is not None:
+            raise self._failure
+        for event in events:
+            if type(event) is JobEnded:
+                self._threads.ended()
+                del self._running[event.attempt.id, event.attempt.run_lease]
+        return events
+
+    # what the machine says
+
+    def _perform(self, output: Output) -> None:
+        match output:
+            case StartJob(attempt=attempt):
+                job = self._new_job(output)
+                self._running[attempt.id, attempt.run_lease] = job
+                self._threads.start((output, job))
+            case RunOp(lane=lane):
+                if lane not in self._lanes:
+                    self._lanes[lane] = self._open(lane)
+                self._lanes[lane][0].put(output)
+            case CancelJob(attempt=attempt, reason=reason):
+                if (running := self._running.get((attempt.id, attempt.run_lease))) is not None:
+                    running.mark_cancelled(reason)
+            case Emit(level=level, message=message, fields=fields):
+                _log.log(level, "%s", message, extra={"awa": fields})
+            case Drained(token=answer):
+                self._answers.discard(answer)
+                answer.set()
+            case Stopped():
+                self._stopped = output
+            case _:
+                assert_never(output)
+
+    def _run_job(self, item: tuple[StartJob, RunningJob]) -> None:
+        """A handler, in a thread of the pool."""
+        start, job = item
+        try:
+            value = self._context.copy().run(start.task.handler, job)
+        except BaseException as error:  # noqa: BLE001  a handler ends its job, never its worker
+            if isinstance(error, KeyboardInterrupt):
+                self._interrupt = error
+                self.stop()
+            event = JobEnded(start.attempt, Raised(error))
+        else:
+            event = JobEnded(start.attempt, _NOTHING if value is None else Returned(value))
+        self._inbox.put(event)
+
+    def _open(self, name: Lane) -> tuple[SimpleQueue[RunOp | None], Thread]:
+        runs: SimpleQueue[RunOp | None] = SimpleQueue()
+        if name is Lane.LISTEN:
+            lane = self._database.lane(
+                name,
+                channel=self._channel,
+                notified=lambda payload: self._inbox.put(Woken(payload or None)),
+                lost=lambda error: self._inbox.put(ListenLost(error)),
+            )
+        else:
+            lane = self._database.lane(name)
+        thread = Thread(target=self._serve, args=(lane, runs), name=f"awa {name}", daemon=True)
+        thread.start()
+        return runs, thread
+
+    def _serve(self, lane: LaneConnection, runs: "SimpleQueue[RunOp | None]") -> None:
+        """The Ops of a lane, one after the other, in its thread."""
+        try:
+            while (run := runs.get()) is not None:
+                try:
+                    event: OpDone | OpFailed = OpDone(run.id, lane.run(run.op))
+                except DatabaseError as error:
+                    event = OpFailed(run.id, error)
+                self._inbox.put(event)
+        except BaseException as error:  # noqa: BLE001  a bug in an Op or an adapter: the loop fails with it
+            self._failure = error
+            self._inbox.put(Woken())
+        finally:
+            lane.close()
+
+    # the end
+
+    def _close(self) -> None:
+        """Tell what is left to end, close the lanes. What does not end within a bound is left behind."""
+        for job in self._running.values():
+            job.mark_cancelled(Reason.SHUTDOWN)
+        self._threads.close()
+        for runs, _ in self._lanes.values():
+            runs.put(None)
+        patience = time.monotonic() + _PATIENCE
+        for _, thread in self._lanes.values():
+            thread.join(max(0.0, patience - time.monotonic()))

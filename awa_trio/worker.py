@@ -1,0 +1,400 @@
+"""The worker on trio: one inbox, the machine, and hands that decide nothing.
+
+`_loop` takes what is in the inbox to the machine and carries out what the machine says. Every timer, retry, batch and
+phase of a stop is the machine's (`awa_proto.worker`); here are a task with a cancel scope for each `async def` handler,
+a thread for each plain one, and a connection for each lane.
+
+The loop is a system task with a nursery of its own, for three reasons: a cancellation around the `async with` leaves it
+running until results are written; what the body raises is not wrapped in an exception group; and trio delivers
+KeyboardInterrupt to the body, never to the loop or a handler. Trio cannot abandon a task: a handler that shields itself
+from cancellation lets `async with` end, but holds up the end of `trio.run`.
+
+How a handler ends: whatever it raises ends its job, never its worker. `SystemExit` is an error like any other, because
+a job that stops each worker that claims it would stop them all. `KeyboardInterrupt` is a person's: the attempt fails,
+the worker stops gracefully and raises it to whoever entered it. A thread cannot be cancelled; it sees the job's flag.
+
+If the loop itself fails, all handlers are cancelled, the body of the `async with` too, and the error leaves it.
+"""
+
+import contextvars
+import functools
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self, TypeAlias, TypeVar, assert_never
+
+import trio
+from outcome import Error, Outcome
+
+from awa_proto.errors import DatabaseError
+from awa_proto.outcome import Raised, Returned
+from awa_proto.plan import Op
+from awa_proto.worker.events import (
+    CancelJob,
+    DrainAsked,
+    Drained,
+    Emit,
+    Event,
+    JobEnded,
+    Lane,
+    ListenLost,
+    OpDone,
+    OpFailed,
+    Output,
+    Reason,
+    RunOp,
+    StartJob,
+    StopAsked,
+    Stopped,
+    Woken,
+)
+from awa_proto.worker.worker import WorkerMachine
+
+T = TypeVar("T")
+Fence: TypeAlias = "tuple[int, int]"
+
+_log = logging.getLogger("awa")
+_NOTHING = Returned(None)
+_PATIENCE = 5.0
+"""Seconds that handlers and lanes get to end after the loop has."""
+
+
+class RunningJob(Protocol):
+    """What the worker needs of the job that a handler gets."""
+
+    def mark_cancelled(self, reason: Reason) -> None:
+        """Let `is_cancelled()` be true from now on; may come from another thread than the handler's."""
+        ...
+
+
+class LaneConnection(Protocol):
+    """A connection of the worker's own, opened when it is first used and opened again after it was lost."""
+
+    async def run(self, op: Op[T]) -> T:
+        """Run it once. Raises DatabaseError."""
+        ...
+
+    async def close(self) -> None:
+        """Close it, within a bound."""
+        ...
+
+
+class LaneDatabase(Protocol):
+    """What the worker needs of a database."""
+
+    def lane(
+        self,
+        name: str,
+        *,
+        channel: str | None = None,
+        notified: Callable[[str], object] | None = None,
+        lost: Callable[[DatabaseError], object] | None = None,
+    ) -> LaneConnection:
+        """A lane; with a channel it LISTENs there and reports payloads, and its own loss."""
+        ...
+
+
+class Worker:
+    """A worker: `async with` starts it, and on leaving it stops gracefully.
+
+    Leaving waits for running handlers up to the grace period. An exception in the body changes nothing about that; a
+    cancellation, or one that arrives while leaving, cuts the grace to 0 and still lets results be written.
+    """
+
+    def __init__(
+        self,
+        machine: WorkerMachine,
+        database: LaneDatabase,
+        *,
+        channel: str,
+        new_job: Callable[[StartJob], RunningJob],
+        grace: float,
+        capacity: int,
+    ) -> None:
+        """Made by `Client.worker`.
+
+        Args:
+            machine: Fresh, not yet started.
+            database: Where lanes come from.
+            channel: What the listening lane LISTENs on; a payload is the name of a queue, or empty for all.
+            new_job: Makes what a handler is called with, a blocking one when the task is not async.
+            grace: Seconds that running handlers get at a stop, unless `stop` says otherwise.
+            capacity: Most handlers at the same time, and so the most threads.
+        """
+        self._machine = machine
+        self._database = database
+        self._channel = channel
+        self._new_job = new_job
+        self._grace = grace
+        self._asked: float | None = None
+        self._inbox: list[Event] = []
+        self._bell: trio.Event | None = None
+        self._running: dict[Fence, tuple[RunningJob, trio.CancelScope | None]] = {}
+        self._free_threads = capacity
+        self._plain: deque[tuple[StartJob, RunningJob]] = deque()
+        self._lanes: dict[Lane, LaneConnection] = {}
+        self._ops = 0
+        self._answers: set[trio.Event] = set()
+        self._stopped: Stopped | None = None
+        self._failure: BaseException | None = None
+        self._interrupt: KeyboardInterrupt | None = None
+        self._leaving = False
+        self._done = trio.Event()
+
+    async def __aenter__(self) -> Self:
+        if hasattr(self, "_body"):
+            raise RuntimeError("a worker is entered once; make another one with client.worker(...)")
+        self._token = trio.lowlevel.current_trio_token()
+        self._context = contextvars.copy_context()
+        self._body = trio.CancelScope()
+        self._body.__enter__()
+        trio.lowlevel.spawn_system_task(self._run, name="awa worker", context=self._context.copy())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._leaving = True
+        self.stop(None if error is None or isinstance(error, Exception) else 0.0)
+        late: BaseException | None = None
+        try:
+            await self._done.wait()
+        except BaseException as cut:  # noqa: BLE001  raised again below, unless it was ours
+            late = cut
+            self.stop(0.0)
+            with trio.CancelScope(shield=True):
+                await self._done.wait()
+        raised = error if late is None else late
+        caught = self._body.__exit__(type(raised) if raised is not None else None, raised, trace)
+        if self._failure is not None and error is not self._failure:
+            raise self._failure
+        if late is not None and not caught:
+            raise late
+        return caught
+
+    def stop(self, grace: float | None = None) -> None:
+        """Ask it to stop, and do not wait. Call it again with less grace to be quicker.
+
+        Args:
+            grace: Seconds running handlers get before they are cancelled; None for what the worker was set up with.
+        """
+        wanted = self._grace if grace is None else grace
+        if self._asked is None or wanted < self._asked:
+            self._asked = wanted
+            self._put(StopAsked(wanted))
+
+    async def stopped(self) -> Stopped:
+        """Wait until it has stopped, and say how. Raises what made it fail."""
+        await self._done.wait()
+        return self._report()
+
+    async def drained(self) -> None:
+        """Wait until it has nothing to do: see `awa_proto.worker.events.Drained`. Raises what made the worker fail."""
+        if not self._done.is_set():
+            answer = trio.Event()
+            self._answers.add(answer)
+            self._put(DrainAsked(answer))
+            await answer.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    # the loop
+
+    async def _run(self) -> None:
+        async with trio.open_nursery() as self._nursery:
+            try:
+                await self._loop()
+                self._failure = self._interrupt
+            except Exception as error:  # noqa: BLE001  whatever it is, it leaves the `async with`
+                self._failure = error
+            with trio.CancelScope(shield=True):
+                await self._close()
+            for answer in self._answers:
+                answer.set()
+            self._done.set()
+            if self._failure is not None and not self._leaving:
+                self._body.cancel()
+
+    async def _loop(self) -> None:
+        machine, now = self._machine, trio.current_time
+        machine.start(now())
+        while True:
+            while (output := machine.poll_output()) is not None:
+                self._perform(output)
+            if self._stopped is not None:
+                return
+            if events := await self._events(machine.next_deadline()):
+                machine.handle(events, now())
+            else:
+                machine.handle_timeout(now())
+
+    async def _events(self, until: float | None) -> list[Event]:
+        """All that is in the inbox, waiting for the first one; nothing when it is (already) `until`."""
+        if until is not None and until <= trio.current_time():
+            return []
+        if not self._inbox and self._failure is None:
+            await self._ring(math.inf if until is None else until)
+        if self._failure is not None:
+            raise self._failure
+        events, self._inbox = self._inbox, []
+        return events
+
+    async def _ring(self, until: float) -> None:
+        """Wait until something was put into the inbox, or ended."""
+        self._bell = trio.Event()
+        with trio.CancelScope(deadline=until):
+            await self._bell.wait()
+        self._bell = None
+
+    def _put(self, event: Event) -> None:
+        self._inbox.append(event)
+        if self._bell is not None:
+            self._bell.set()
+
+    # what the machine says
+
+    def _perform(self, output: Output) -> None:
+        match output:
+            case StartJob():
+                self._start(output)
+            case RunOp():
+                self._ops += 1
+                self._nursery.start_soon(self._run_op, output)
+            case CancelJob():
+                self._cancel(output)
+            case Emit(level=level, message=message, fields=fields):
+                _log.log(level, "%s", message, extra={"awa": fields})
+            case Drained(token=answer):
+                self._answers.discard(answer)
+                answer.set()
+            case Stopped():
+                self._stopped = output
+            case _:
+                assert_never(output)
+
+    def _start(self, start: StartJob) -> None:
+        job = self._new_job(start)
+        fence = (start.attempt.id, start.attempt.run_lease)
+        if start.task.is_async:
+            scope = trio.CancelScope()
+            self._running[fence] = job, scope
+            self._nursery.start_soon(self._run_job, start, job, fence, scope)
+        else:
+            self._running[fence] = job, None
+            self._plain.append((start, job))
+            self._start_plain()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _run_job(self, start: StartJob, job: RunningJob, fence: Fence, scope: trio.CancelScope) -> None:
+        with scope:
+            try:
+                value = await start.task.handler(job)
+            except BaseException as error:  # noqa: BLE001  a handler ends its job, never its worker; this is its whole task
+                self._interrupted(error)
+                event = JobEnded(start.attempt, Raised(error))
+            else:
+                event = JobEnded(start.attempt, _NOTHING if value is None else Returned(value))
+            del self._running[fence]
+            self._put(event)
+
+    def _start_plain(self) -> None:
+        """Give plain handlers to threads of trio's cache, as long as there may be more of them."""
+        while self._plain and self._free_threads:
+            start, job = self._plain.popleft()
+            self._free_threads -= 1
+            run = functools.partial(self._run_plain, start, job)
+            trio.lowlevel.start_thread_soon(run, functools.partial(self._deliver, start), name="awa handler")
+
+    def _run_plain(self, start: StartJob, job: RunningJob) -> object:
+        """A plain handler, in a thread."""
+        return self._context.copy().run(start.task.handler, job)
+
+    def _deliver(self, start: StartJob, outcome: Outcome[object]) -> None:
+        """In the thread of a plain handler that has ended."""
+        ended = Raised(outcome.error) if isinstance(outcome, Error) else Returned(outcome.unwrap())
+        try:
+            self._token.run_sync_soon(self._ended_plain, JobEnded(start.attempt, ended))
+        except trio.RunFinishedError:
+            _log.warning("the handler of job %d ended after trio.run", start.attempt.id)
+
+    def _ended_plain(self, event: JobEnded) -> None:
+        self._free_threads += 1
+        self._start_plain()
+        del self._running[event.attempt.id, event.attempt.run_lease]
+        if isinstance(event.ended, Raised):
+            self._interrupted(event.ended.error)
+        self._put(event)
+
+    def _interrupted(self, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            self._interrupt = error
+            self.stop()
+
+    def _cancel(self, cancel: CancelJob) -> None:
+        fence = (cancel.attempt.id, cancel.attempt.run_lease)
+        if fence not in self._running:
+            return  # it ended meanwhile: its JobEnded is on the way
+        job, scope = self._running[fence]
+        job.mark_cancelled(cancel.reason)
+        if scope is not None:
+            scope.cancel()
+
+    async def _run_op(self, run: RunOp) -> None:
+        try:
+            result = await self._lane(run.lane).run(run.op)
+        except DatabaseError as error:
+            self._put(OpFailed(run.id, error))
+        except Exception as error:  # noqa: BLE001  a bug in an Op or an adapter: the loop fails with it
+            self._failure = error
+        else:
+            self._put(OpDone(run.id, result))
+        finally:
+            self._ops -= 1
+            if self._bell is not None:
+                self._bell.set()
+
+    def _lane(self, name: Lane) -> LaneConnection:
+        lane = self._lanes.get(name)
+        if lane is None:
+            if name is Lane.LISTEN:
+                lane = self._database.lane(
+                    name,
+                    channel=self._channel,
+                    notified=lambda payload: self._put(Woken(payload or None)),
+                    lost=lambda error: self._put(ListenLost(error)),
+                )
+            else:
+                lane = self._database.lane(name)
+            self._lanes[name] = lane
+        return lane
+
+    # the end
+
+    async def _close(self) -> None:
+        """Cancel what is left, close the lanes. What does not end within a bound is left behind."""
+        for job, _ in self._running.values():
+            job.mark_cancelled(Reason.SHUTDOWN)
+        self._plain.clear()
+        self._nursery.cancel_scope.cancel()
+        patience = trio.current_time() + _PATIENCE
+        while self._ops or (self._stopped is None and any(scope for _, scope in self._running.values())):
+            await self._ring(patience)
+            if trio.current_time() >= patience:
+                break
+        async with trio.open_nursery() as nursery:
+            for lane in self._lanes.values():
+                nursery.start_soon(self._close_lane, lane)
+
+    async def _close_lane(self, lane: LaneConnection) -> None:
+        try:
+            await lane.close()
+        except Exception:  # noqa: BLE001  it was the last use of it
+            _log.exception("a connection of the worker could not be closed")
+
+    def _report(self) -> Stopped:
+        if self._failure is not None:
+            raise self._failure
+        assert self._stopped is not None
+        return self._stopped
