@@ -38,6 +38,8 @@ def forbidden_names(tree: ast.AST) -> list[str]:
             case ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=name):
                 if (owner, name) in FORBIDDEN:
                     found.append(f"{node.lineno}: {owner}.{name}")
+            case _:
+                pass
     return found
 
 

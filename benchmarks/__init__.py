@@ -1,0 +1,1 @@
+"""Measurements of awa-queue and its peers: `python -m benchmarks`."""
