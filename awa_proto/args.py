@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass
 from decimal import Decimal
 from functools import cache
-from typing import Any, ClassVar, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeAlias, cast
 
 import pydantic
 import pydantic_core
@@ -51,7 +51,7 @@ def derive_kind(name: str) -> str:
 
 
 @cache
-def kind_of(args_type: type[Any]) -> str:
+def kind_of(args_type: type[object]) -> str:
     """The kind of the jobs of a class: its own `kind: ClassVar[str]`, else its name in snake case."""
     own = vars(args_type).get("kind")
     is_field = dataclasses.is_dataclass(args_type) and any(f.name == "kind" for f in dataclasses.fields(args_type))
@@ -171,7 +171,7 @@ def _make_codec(args_type: type[Any]) -> _Codec:
         raise SerializationError("args", f"pydantic cannot read the fields of {name}: {error}") from error
 
 
-_codec: Final[Callable[[type[Any]], _Codec]] = cache(_make_codec)
+_codec: Final = cast("Callable[[type[Any]], _Codec]", cache(_make_codec))
 
 
 def _readable(args_type: type[Any]) -> type[Any]:
