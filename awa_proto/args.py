@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass
 from decimal import Decimal
 from functools import cache
-from typing import Any, ClassVar, Final, Protocol, TypeAlias, cast
+from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, cast
 
 import pydantic
 import pydantic_core
@@ -29,6 +29,8 @@ import typing_extensions
 from pydantic import BaseModel
 
 from awa_proto.errors import SerializationError, ValidationError
+
+T = TypeVar("T")
 
 
 class DataclassInstance(Protocol):
@@ -45,13 +47,18 @@ _NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 """An escaped NUL in JSON text: an odd number of backslashes. `\\\\u0000` is a backslash that a person typed."""
 
 
+def _per_type(make: Callable[[type[Any]], T]) -> Callable[[type[Any]], T]:
+    """`functools.cache`, with the type of what it wraps."""
+    return cast("Callable[[type[Any]], T]", cache(make))
+
+
 def derive_kind(name: str) -> str:
     """The kind a class name stands for: SendEmail → send_email, SMTPEmail → smtp_email, HTMLToPDF → html_to_pdf."""
     return _BOUNDARY.sub("_", name).lower()
 
 
-@cache
-def kind_of(args_type: type[object]) -> str:
+@_per_type
+def kind_of(args_type: type[Any]) -> str:
     """The kind of the jobs of a class: its own `kind: ClassVar[str]`, else its name in snake case."""
     own = vars(args_type).get("kind")
     is_field = dataclasses.is_dataclass(args_type) and any(f.name == "kind" for f in dataclasses.fields(args_type))
@@ -161,7 +168,8 @@ class _Codec:
         raise SerializationError("args", f"would not decode: {message}" if written else message)
 
 
-def _make_codec(args_type: type[Any]) -> _Codec:
+@_per_type
+def _codec(args_type: type[Any]) -> _Codec:
     try:
         adapter = pydantic.TypeAdapter(_readable(args_type))
         write = adapter.serializer
@@ -169,9 +177,6 @@ def _make_codec(args_type: type[Any]) -> _Codec:
     except Exception as error:
         name = getattr(args_type, "__name__", repr(args_type))
         raise SerializationError("args", f"pydantic cannot read the fields of {name}: {error}") from error
-
-
-_codec: Final = cast("Callable[[type[Any]], _Codec]", cache(_make_codec))
 
 
 def _readable(args_type: type[Any]) -> type[Any]:

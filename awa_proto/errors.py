@@ -22,12 +22,13 @@ class AwaError(Exception):
 class ValidationError(AwaError, ValueError):
     """A value was refused before anything was written.
 
-    field: the argument or option that was refused.
+    field: the argument or option that was refused. reason: why, with the limit.
     """
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+        self.reason = message
 
 
 class SerializationError(ValidationError):
