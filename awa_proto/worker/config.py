@@ -25,7 +25,8 @@ class QueueConfig:
     aging: float = 60.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_workers, bool) or not isinstance(self.max_workers, int) or self.max_workers < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        workers: object = self.max_workers  # whatever the caller passed
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise ValidationError("max_workers", f"{self.max_workers!r} is not a whole number from 1")
         rate, burst = self.rate
         if not (math.isfinite(rate) and rate > 0) and self.rate_limit is not None:

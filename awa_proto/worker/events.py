@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from awa_proto.errors import DatabaseError
+from awa_proto.errors import DatabaseError, SchemaNotMigrated
 from awa_proto.job import Attempt
 from awa_proto.outcome import Raised, Returned
 from awa_proto.plan import Op
@@ -41,10 +41,13 @@ class OpDone:
 
 @dataclass(frozen=True, slots=True)
 class OpFailed:
-    """An Op that was asked for failed, or its outcome is unknown (the error says which)."""
+    """An Op that was asked for failed, or its outcome is unknown (the error says which).
+
+    error: a DatabaseError, or SchemaNotMigrated, which a plan raises by itself when it finds no schema of this version.
+    """
 
     id: int
-    error: DatabaseError
+    error: DatabaseError | SchemaNotMigrated
 
 
 @dataclass(frozen=True, slots=True)

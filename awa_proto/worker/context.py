@@ -1,0 +1,31 @@
+"""What every component of the machine is given: the store, the settings, and the ways to ask, to wait and to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from awa_proto.errors import DatabaseError
+from awa_proto.store import Store
+from awa_proto.worker.clock import DatabaseClock
+from awa_proto.worker.config import WorkerConfig
+from awa_proto.worker.lanes import Lanes
+from awa_proto.worker.report import Report
+from awa_proto.worker.timers import Timers
+
+
+@dataclass(slots=True)
+class Context:
+    """Shared by the components of one worker.
+
+    random: floats in [0, 1), the only source of chance. last_error: the newest failure, for health.
+    """
+
+    store: Store
+    config: WorkerConfig
+    random: Callable[[], float]
+    lanes: Lanes
+    timers: Timers
+    report: Report
+    clock: DatabaseClock
+    last_error: DatabaseError | None = None

@@ -1,0 +1,268 @@
+"""Claims: one under way per worker, covering every queue that wants jobs, and the start of what they bring.
+
+A job that is claimed waits in the buffer of its queue for a slot; a slot is free when a handler ended, before its
+result is written. Unwritten results are bounded: at the bound neither claims nor starts happen until a flush comes back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from awa_proto import errors
+from awa_proto.errors import DatabaseError, Failure, TerminalError
+from awa_proto.job import Attempt
+from awa_proto.outcome import Ending, Raised, describe
+from awa_proto.store import Claimed, Demand, Ring
+from awa_proto.task import Task
+from awa_proto.worker.backoff import Backoff
+from awa_proto.worker.context import Context
+from awa_proto.worker.events import CancelJob, Lane, Output, Reason, StartJob
+from awa_proto.worker.finalize import Finalizer
+from awa_proto.worker.running import Running
+from awa_proto.worker.served import ServedQueue
+from awa_proto.worker.timers import Timer
+
+PATIENCE: Final = 1.0
+"""Seconds a buffer may stand still. Then its jobs go back: another worker may be idle."""
+_SLOW, _ADVANCE_EVERY = 0.02, 10.0
+"""An empty claim that took so long walked over rows it could not take; the next one moves past them, not too often."""
+
+
+class UnknownJobKind(errors.UnknownJobKind, TerminalError):
+    """No handler is registered for the kind of the job: it fails for good."""
+
+
+class ArgsRefused(TerminalError):
+    """The args of the job do not fit what its handler takes: it fails for good."""
+
+
+class Dispatcher:
+    """Keeps slots filled.
+
+    ring: the segments to claim from. version: the newest version of the ring that a claim has seen.
+    is_open: whether new claims are made.
+    """
+
+    __slots__ = (
+        "_advance", "_advanced_at", "_asked", "_backoff", "_bound", "_context", "_fastest", "_finalizer", "_hold",
+        "_instance", "_out", "_running", "_sent_at", "_tasks", "is_open", "queues", "ring", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        context: Context,
+        out: deque[Output],
+        tasks: Mapping[str, Task],
+        queues: Mapping[str, ServedQueue],
+        finalizer: Finalizer,
+        running: Running,
+    ) -> None:
+        self._context = context
+        self._out = out
+        self._tasks = tasks
+        self._finalizer = finalizer
+        self._running = running
+        self._bound = max(2 * sum(queue.slots for queue in queues.values()), 2000)
+        self._backoff = Backoff(0.1, 10.0, context.random)
+        self._hold = -math.inf
+        self._asked: list[ServedQueue] = []
+        self._sent_at = 0.0
+        self._fastest = math.inf
+        self._advance = False
+        self._advanced_at = -math.inf
+        self._instance = 0
+        self.queues = queues
+        self.ring = Ring(0)
+        self.version = 0
+        self.is_open = False
+
+    @property
+    def is_claiming(self) -> bool:
+        """Whether a claim is under way."""
+        return bool(self._asked)
+
+    def open(self, instance: int, ring: Ring) -> None:
+        """Registered: begin to claim."""
+        self._instance = instance
+        self.ring = ring
+        self.version = ring.version
+        self.is_open = True
+
+    def close(self, now: float) -> None:
+        """Claim and start nothing more; what was claimed and not started goes back."""
+        self.is_open = False
+        self._context.timers.cancel(Timer.CLAIM)
+        self._context.timers.cancel(Timer.BUFFER)
+        for queue in self.queues.values():
+            self._release(queue, now)
+
+    def settle(self, now: float) -> None:
+        """Start what can be started, then ask for what is wanted."""
+        if not self.is_open or self._finalizer.unwritten >= self._bound:
+            return
+        for queue in self.queues.values():
+            if queue.buffer and queue.running < queue.slots:
+                self._start(queue, now)
+        if not self._asked:
+            self._claim(now)
+
+    # claims
+
+    def _claim(self, now: float) -> None:
+        timers = self._context.timers
+        if now < self._hold:
+            timers.set(Timer.CLAIM, self._hold)
+            return
+        soonest = math.inf
+        for queue in self.queues.values():
+            at = queue.when(now)
+            if at is not None and at < soonest:
+                soonest = at
+        if soonest > now:
+            if soonest < math.inf:
+                timers.set(Timer.CLAIM, soonest)
+            else:
+                timers.cancel(Timer.CLAIM)
+            return
+        timers.cancel(Timer.CLAIM)
+        demands: list[Demand] = []
+        for queue in self.queues.values():
+            if queue.is_due(now):
+                demands += queue.ask(now)
+                self._asked.append(queue)
+        advance = self._advance
+        if advance:
+            self._advance = False
+            self._advanced_at = now
+        self._sent_at = now
+        self._context.lanes.run(
+            Lane.CLAIM,
+            self._context.store.claim(self._instance, self.ring, demands, advance=advance),
+            self._claimed,
+            self._claim_failed,
+        )
+
+    def _claimed(self, claimed: Claimed, now: float) -> None:
+        asked, self._asked = self._asked, []
+        context = self._context
+        context.clock.learn(claimed.now, now)
+        self._backoff.reset()
+        context.report.recovered("claim failed", "jobs are claimed again")
+        self.version = claimed.version
+        attempts = claimed.attempts
+        again = {name for name, _ in claimed.again}
+        for queue in asked:
+            mine = attempts if len(asked) == 1 else [attempt for attempt in attempts if attempt.queue == queue.name]
+            queue.answered(len(mine), again=queue.name in again, now=now)
+            if mine:
+                self._take(queue, mine, now)
+        took = now - self._sent_at
+        self._fastest = min(self._fastest, took)
+        if (
+            not attempts
+            and not again
+            and took > max(_SLOW, 3 * self._fastest)
+            and now - self._advanced_at > _ADVANCE_EVERY
+        ):
+            self._advance = True
+
+    def _take(self, queue: ServedQueue, attempts: Sequence[Attempt], now: float) -> None:
+        if not self.is_open:
+            for attempt in attempts:
+                self._finalizer.add(attempt, Ending.RELEASED, now)
+            return
+        if not queue.buffer:
+            queue.moved_at = now
+            self._watch_buffers(now)
+        queue.buffer.extend(attempts)
+        default = queue.config.deadline
+        for attempt in attempts:
+            if attempt.extra is not None or default is not None:
+                self._running.claimed(attempt, queue, now)
+        self.watch_deadlines()
+
+    def _claim_failed(self, error: DatabaseError, now: float) -> None:
+        asked, self._asked = self._asked, []
+        unknown = error.failure is Failure.OUTCOME_UNKNOWN
+        for queue in asked:
+            queue.claim_failed(nothing_came=not unknown)
+        self._hold = now + self._backoff.next()
+        self._context.last_error = error
+        self._context.report.warn(now, "claim failed", "jobs could not be claimed; tried again", error=str(error))
+
+    # starts
+
+    def _start(self, queue: ServedQueue, now: float) -> None:
+        buffer, tasks, running = queue.buffer, self._tasks, self._running
+        while buffer and queue.running < queue.slots:
+            attempt = buffer.popleft()
+            task = tasks.get(attempt.kind)
+            if task is None:
+                self._refuse(attempt, UnknownJobKind(f"unknown job kind: {attempt.kind}"), now)
+                continue
+            try:
+                args = task.decode(attempt.args)
+            except Exception as error:  # noqa: BLE001  whatever a decoder raises, the args are what it cannot read
+                self._refuse(attempt, ArgsRefused(describe(error)), now)
+                continue
+            running.start(attempt, queue, now)
+            self._out.append(StartJob(attempt, task, args))
+        queue.moved_at = now
+        self._watch_buffers(now)
+
+    def _refuse(self, attempt: Attempt, error: TerminalError, now: float) -> None:
+        if self._running.deadlines:
+            self._running.deadlines.forget(attempt)
+        self._context.report.warn(now, "job refused", str(error), job=attempt.id, kind=attempt.kind)
+        self._finalizer.add(attempt, Raised(error), now)
+
+    # what waits too long, and what takes too long
+
+    def _watch_buffers(self, now: float) -> None:
+        """A lazy timer: it is set while something is buffered, and looks again when it is due."""
+        timers = self._context.timers
+        if timers.at(Timer.BUFFER) is None and any(queue.buffer for queue in self.queues.values()):
+            timers.set(Timer.BUFFER, now + PATIENCE)
+
+    def release_stuck(self, now: float) -> None:
+        """Give back what was claimed ahead of handlers that turned out slow."""
+        next_look = math.inf
+        for queue in self.queues.values():
+            if not queue.buffer:
+                continue
+            stuck = now - queue.moved_at
+            if stuck >= PATIENCE and self._finalizer.unwritten < self._bound:
+                queue.slowed_down(stuck)
+                self._release(queue, now)
+            else:
+                next_look = min(next_look, max(queue.moved_at, now - PATIENCE / 2) + PATIENCE)
+        if next_look < math.inf:
+            self._context.timers.set(Timer.BUFFER, next_look)
+
+    def _release(self, queue: ServedQueue, now: float) -> None:
+        for attempt in queue.buffer:
+            if self._running.deadlines:
+                self._running.deadlines.forget(attempt)
+            self._finalizer.add(attempt, Ending.RELEASED, now)
+        queue.buffer.clear()
+
+    def watch_deadlines(self) -> None:
+        """Keep the timer at the next deadline."""
+        at = self._running.deadlines.next()
+        if at is not None:
+            self._context.timers.set(Timer.DEADLINE, at)
+
+    def end_overdue(self, now: float) -> None:
+        """End attempts at their deadline; those that have not even started go back uncounted."""
+        for attempt in self._running.deadlines.take_due(now):
+            if self._running.overdue(attempt, now):
+                self._out.append(CancelJob(attempt, Reason.DEADLINE))
+                continue
+            buffer = self.queues[attempt.queue].buffer
+            if attempt in buffer:
+                buffer.remove(attempt)
+                self._finalizer.add(attempt, Ending.RELEASED, now)
+        self.watch_deadlines()

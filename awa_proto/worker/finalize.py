@@ -1,0 +1,219 @@
+"""Results on their way into the database: batched by back-pressure, sent again until they are in.
+
+One flush is under way at a time, and carries whatever gathered while the one before it was: nothing lingers.
+
+A flush that failed           | what happens to it
+------------------------------|-----------------------------------------------------------------------------
+the database is away          | the lane waits (20 ms, doubling to 5 s), then the same batch, the same flush number
+rolled back, or a lock is held| that batch waits; others go on meanwhile
+refused                       | split in halves, until the bad attempt stands alone: it fails with a clean error
+refused again, alone          | dropped, with an error: rescue ends it one day
+
+A batch keeps its flush number, also in halves, because an earlier sending may have been committed without an answer:
+the store accepts what the same flush has ended before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from awa_proto.errors import DatabaseError, Failure, TerminalError
+from awa_proto.job import Attempt, JobState
+from awa_proto.outcome import Ending, Raised, Returned, Transition, clean, conclude
+from awa_proto.store import Ended, Verdict
+from awa_proto.worker.backoff import Backoff
+from awa_proto.worker.context import Context
+from awa_proto.worker.events import Lane
+from awa_proto.worker.report import ERROR
+from awa_proto.worker.timers import Timer
+
+MOST: Final = 1000
+"""Most results in a flush."""
+_FIRST, _LONGEST = 0.02, 5.0
+_MOST_STUCK = 32
+"""While so many batches wait to be sent again, no new one is begun."""
+_REFUSALS = frozenset({Failure.REFUSED, Failure.UNIQUE_VIOLATION})
+_PASSING = frozenset({Failure.TRANSIENT, Failure.BUSY})
+
+
+class ResultRefused(TerminalError):
+    """The database refused to store how an attempt ended."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Results that are sent together.
+
+    flush: its number, the same for every sending. due: when it may be sent again.
+    replaced: its one result stands in for one that was refused.
+    """
+
+    ended: Sequence[Ended]
+    flush: int
+    backoff: Backoff
+    due: float = 0.0
+    replaced: bool = False
+
+
+class Finalizer:
+    """Holds results until they are written.
+
+    unwritten: how many. retry_due: the earliest run_at that was written since somebody took note of it.
+    """
+
+    __slots__ = ("_backoff", "_completed", "_completed_at", "_context", "_hold", "_pending", "_sent", "_stuck",
+                 "_took_stuck", "retry_due", "unwritten")  # fmt: skip
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._pending: list[Ended] = []
+        self._stuck: list[Batch] = []
+        self._sent: Batch | None = None
+        self._took_stuck = False
+        self._hold = 0.0
+        self._backoff = Backoff(_FIRST, _LONGEST, context.random)
+        self._completed: dict[int, Transition] = {}
+        self._completed_at: datetime | None = None
+        self.unwritten = 0
+        self.retry_due: datetime | None = None
+
+    def add(self, attempt: Attempt, ended: Returned | Raised | Ending, now: float) -> None:
+        """An attempt ended; its result waits for the next flush."""
+        at = self._context.clock.at(now)
+        if type(ended) is Returned and ended.value is None:
+            # The most frequent ending by far. Attempts that complete at the same moment share one transition.
+            if at is not self._completed_at:
+                self._completed.clear()
+                self._completed_at = at
+            transition = self._completed.get(attempt.attempt)
+            if transition is None:
+                transition = self._completed[attempt.attempt] = conclude(attempt, ended, at, self._context.random)
+        else:
+            transition = conclude(attempt, ended, at, self._context.random)
+        self._pending.append(Ended(attempt, transition))
+        self.unwritten += 1
+
+    def settle(self, now: float) -> None:
+        """Send what can be sent."""
+        if self._sent is not None or not self.unwritten:
+            return
+        timers = self._context.timers
+        if now < self._hold:
+            timers.set(Timer.FLUSH, self._hold)
+            return
+        batch = self._next(now)
+        if batch is not None:
+            timers.cancel(Timer.FLUSH)
+            self._sent = batch
+            self._context.lanes.run(
+                Lane.FINALIZE, self._context.store.finalize(batch.ended, batch.flush), self._done, self._failed
+            )
+        elif self._stuck:
+            timers.set(Timer.FLUSH, min(batch.due for batch in self._stuck))
+
+    def _next(self, now: float) -> Batch | None:
+        """Batches to be sent again and new ones take turns, so that neither holds up the other."""
+        stuck = next((batch for batch in self._stuck if batch.due <= now), None)
+        fresh = self._pending and len(self._stuck) < _MOST_STUCK
+        if stuck is not None and not (fresh and self._took_stuck):
+            self._stuck.remove(stuck)
+            self._took_stuck = True
+            return stuck
+        self._took_stuck = False
+        if not fresh:
+            return None
+        if len(self._pending) <= MOST:
+            ended, self._pending = self._pending, []
+        else:
+            ended, self._pending = self._pending[:MOST], self._pending[MOST:]
+        return self._batch(ended)
+
+    def _batch(self, ended: Sequence[Ended]) -> Batch:
+        random = self._context.random
+        flush = int(random() * 2**31) << 31 | int(random() * 2**31)
+        return Batch(ended, flush, Backoff(_FIRST, _LONGEST, random))
+
+    def _take_sent(self) -> Batch:
+        batch, self._sent = self._sent, None
+        assert batch is not None
+        return batch
+
+    def _done(self, verdicts: Sequence[Verdict], now: float) -> None:
+        batch = self._take_sent()
+        self._backoff.reset()
+        self._context.report.recovered("flush failed", "results are written again")
+        again: list[Ended] = []
+        stale: list[int] = []
+        for ended, verdict in zip(batch.ended, verdicts, strict=True):
+            if verdict is Verdict.ACCEPTED:
+                run_at = ended.transition.run_at
+                if run_at is not None and ended.transition.to is not JobState.AVAILABLE:
+                    self.retry_due = run_at if self.retry_due is None else min(self.retry_due, run_at)
+            elif verdict is Verdict.AGAIN:
+                again.append(ended)
+            else:
+                stale.append(ended.attempt.id)
+        self.unwritten -= len(batch.ended) - len(again)
+        if stale:
+            self._context.report.warn(
+                now, "stale result", "attempts were ended by somebody else; their results were not written", jobs=stale
+            )
+        if again:
+            # The closer that was faster may have been an earlier sending of this very flush, so the number stays.
+            batch.ended = again
+            batch.due = now
+            self._stuck.insert(0, batch)
+
+    def _failed(self, error: DatabaseError, now: float) -> None:
+        batch = self._take_sent()
+        self._context.last_error = error
+        if error.failure in _REFUSALS:
+            self._refused(batch, error, now)
+            return
+        if error.failure in _PASSING:
+            batch.due = now + batch.backoff.next()
+        else:
+            self._hold = now + self._backoff.next()
+            batch.due = self._hold
+        self._stuck.insert(0, batch)
+        self._context.report.warn(
+            now,
+            "flush failed",
+            "results could not be written; they are sent again",
+            error=str(error),
+            results=self.unwritten,
+        )
+
+    def _refused(self, batch: Batch, error: DatabaseError, now: float) -> None:
+        ended = batch.ended
+        report = self._context.report
+        if len(ended) > 1:
+            half = len(ended) // 2
+            halves = [
+                Batch(part, batch.flush, Backoff(_FIRST, _LONGEST, self._context.random), now)
+                for part in (ended[:half], ended[half:])
+            ]
+            self._stuck[:0] = halves
+            return
+        attempt = ended[0].attempt
+        if batch.replaced:
+            self.unwritten -= 1
+            report.tell(
+                ERROR, "result dropped", "the database refuses any result of this attempt; it runs until it is rescued",
+                job=attempt.id, kind=attempt.kind, error=str(error),
+            )  # fmt: skip
+            return
+        report.warn(
+            now, "result refused", "the database refused a result; the attempt fails instead",
+            job=attempt.id, kind=attempt.kind, error=str(error),
+        )  # fmt: skip
+        reason = ResultRefused(clean(f"the result could not be written: {error}"))
+        transition = conclude(attempt, Raised(reason), self._context.clock.at(now), self._context.random)
+        # Another content is another flush: what an earlier sending may have written stays, and this one is then stale.
+        instead = self._batch([Ended(attempt, transition)])
+        instead.replaced = True
+        instead.due = now
+        self._stuck.insert(0, instead)

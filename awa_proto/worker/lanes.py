@@ -1,0 +1,84 @@
+"""The Ops of a worker that are under way: one per lane, answered by number, in any order.
+
+An answer to a number that is not under way (a second answer, or one that comes after the machine gave up) is ignored.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from awa_proto.errors import DatabaseError, SchemaNotMigrated
+from awa_proto.plan import Op
+from awa_proto.worker.events import Lane, Output, RunOp
+
+Done: TypeAlias = Callable[[Any, float], None]
+Failed: TypeAlias = Callable[[DatabaseError, float], None]
+
+_UNDEFINED_TABLE = "42P01"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    op: Op[Any]
+    lane: Lane
+    done: Done
+    failed: Failed
+
+
+class Lanes:
+    """Asks for Ops and hands their answers to whoever asked."""
+
+    __slots__ = ("_busy", "_last", "_out", "_under_way", "_waiting")
+
+    def __init__(self, out: deque[Output]) -> None:
+        self._out = out
+        self._last = 0
+        self._under_way: dict[int, _Asked] = {}
+        self._busy: set[Lane] = set()
+        self._waiting: dict[Lane, deque[_Asked]] = {lane: deque() for lane in Lane}
+
+    def run(self, lane: Lane, op: Op[Any], done: Done, failed: Failed) -> None:
+        """Run the Op on that lane, after whatever is on it or before it in line."""
+        asked = _Asked(op, lane, done, failed)
+        if lane in self._busy:
+            self._waiting[lane].append(asked)
+        else:
+            self._send(asked)
+
+    def is_busy(self, lane: Lane) -> bool:
+        """Whether an Op of that lane is under way."""
+        return lane in self._busy
+
+    def forget_waiting(self, lane: Lane) -> None:
+        """Ops that have not been sent yet are not sent any more."""
+        self._waiting[lane].clear()
+
+    def done(self, id: int, result: Any, now: float) -> None:
+        """An Op has committed."""
+        if asked := self._answered(id):
+            asked.done(result, now)
+
+    def failed(self, id: int, error: DatabaseError | SchemaNotMigrated, now: float) -> None:
+        """An Op has failed, or nobody knows."""
+        if asked := self._answered(id):
+            if isinstance(error, SchemaNotMigrated):
+                error = DatabaseError(str(error), _UNDEFINED_TABLE)
+            asked.failed(error, now)
+
+    def _answered(self, id: int) -> _Asked | None:
+        asked = self._under_way.pop(id, None)
+        if asked is None:
+            return None
+        self._busy.discard(asked.lane)
+        if waiting := self._waiting[asked.lane]:
+            self._send(waiting.popleft())
+        return asked
+
+    def _send(self, asked: _Asked) -> None:
+        self._last += 1
+        self._busy.add(asked.lane)
+        self._under_way[self._last] = asked
+        self._out.append(RunOp(self._last, asked.op, asked.lane))

@@ -1,0 +1,128 @@
+"""The listening connection: opened, announced on, probed, and opened again when it is lost.
+
+A producer notifies only while some worker has announced that it sleeps, so a busy system sends no notifications at all.
+Which queues are announced follows from the queues themselves (`ServedQueue.asleep`); this machine makes it so:
+
+state   | what happens                    | next
+--------|---------------------------------|---------------------------------------------------------------
+CLOSED  | the back-off is over            | OPENING: the first Op on the lane opens the connection
+OPENING | done                            | OPEN: every queue is looked at once, since hints may be lost
+OPEN    | others sleep than are announced | announce or withdraw; then announced queues are looked at once more, since a
+        |                                 | job may have been committed before the announcement was
+OPEN    | nothing for 15 seconds          | the same said again: a probe, so that a half-open connection is found
+any     | an Op failed, or ListenLost     | CLOSED, with back-off; the queues are polled, and that is said once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from awa_proto.errors import DatabaseError
+from awa_proto.worker.backoff import Backoff
+from awa_proto.worker.context import Context
+from awa_proto.worker.events import Lane
+from awa_proto.worker.served import ServedQueue
+from awa_proto.worker.timers import Timer
+
+PROBE_EVERY: Final = 15.0
+
+
+class Line(StrEnum):
+    """How the listening connection is."""
+
+    CLOSED = "closed"
+    OPENING = "opening"
+    OPEN = "open"
+
+
+class Listener:
+    """Keeps the connection, and what is announced on it. line: how it is."""
+
+    __slots__ = ("_announced", "_backoff", "_context", "_is_busy", "_is_open", "_queues", "_saying", "line")
+
+    def __init__(self, context: Context, queues: Mapping[str, ServedQueue]) -> None:
+        self._context = context
+        self._queues = queues
+        self._backoff = Backoff(0.1, 10.0, context.random)
+        self._is_open = False
+        self._is_busy = False
+        self._announced: frozenset[str] = frozenset()
+        self._saying: frozenset[str] = frozenset()
+        self.line = Line.CLOSED
+
+    def open(self) -> None:
+        """Registered: connect."""
+        self._is_open = True
+        self.tick()
+
+    def close(self) -> None:
+        """Say nothing more. Announcements end with the connection."""
+        self._is_open = False
+        self._context.timers.cancel(Timer.LISTEN)
+
+    def settle(self) -> None:
+        """Announce the queues that sleep, if others are announced."""
+        if self.line is not Line.OPEN or self._is_busy or not self._is_open:
+            return
+        asleep = frozenset(name for name, queue in self._queues.items() if queue.asleep)
+        if asleep != self._announced:
+            self._say(asleep)
+
+    def tick(self) -> None:
+        """The timer: probe, or open."""
+        if not self._is_open or self._is_busy:
+            return
+        if self.line is Line.CLOSED:
+            self.line = Line.OPENING
+        self._say(frozenset(name for name, queue in self._queues.items() if queue.asleep))
+
+    def lost(self, error: DatabaseError, now: float) -> None:
+        """The connection broke by itself. An Op that is under way on it is waited for before another is sent."""
+        if self.line is not Line.CLOSED:
+            self._closed(error, now)
+
+    def _say(self, asleep: frozenset[str]) -> None:
+        self._saying = asleep
+        self._is_busy = True
+        self._context.timers.cancel(Timer.LISTEN)
+        store = self._context.store
+        op = store.announce(sorted(asleep)) if asleep else store.withdraw()
+        self._context.lanes.run(Lane.LISTEN, op, self._done, self._failed)
+
+    def _done(self, _: None, now: float) -> None:
+        self._is_busy = False
+        if not self._is_open:
+            return
+        if self.line is Line.CLOSED:  # the connection was lost while the answer was on its way
+            self._context.timers.set(Timer.LISTEN, now + self._backoff.next())
+            return
+        if self.line is Line.OPENING:
+            self.line = Line.OPEN
+            self._backoff.reset()
+            self._context.report.recovered("listen failed", "notifications arrive again")
+            for queue in self._queues.values():
+                queue.look(now)
+        for name in self._saying:
+            self._queues[name].look(now)
+        self._announced = self._saying
+        self._context.timers.set(Timer.LISTEN, now + PROBE_EVERY)
+
+    def _failed(self, error: DatabaseError, now: float) -> None:
+        self._is_busy = False
+        if self._is_open:
+            self._closed(error, now)
+
+    def _closed(self, error: DatabaseError, now: float) -> None:
+        self.line = Line.CLOSED
+        self._announced = self._saying = frozenset()
+        self._context.last_error = error
+        if not self._is_open:
+            return
+        if self._backoff.failures == 0:
+            self._context.report.warn(
+                now, "listen failed", "no notifications arrive; the queues are polled", error=str(error)
+            )
+        if not self._is_busy:
+            self._context.timers.set(Timer.LISTEN, now + self._backoff.next())

@@ -1,0 +1,110 @@
+"""Deferred jobs become available at their moment.
+
+Every worker promotes, so none waits for a leader. The answer says when the next job is due, and results of this worker
+that are to be retried say so themselves; what other processes defer comes by notification, or within `EVERY`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from awa_proto.errors import DatabaseError
+from awa_proto.store import Promoted
+from awa_proto.worker.backoff import Backoff
+from awa_proto.worker.context import Context
+from awa_proto.worker.events import Lane
+from awa_proto.worker.finalize import Finalizer
+from awa_proto.worker.served import ServedQueue
+from awa_proto.worker.timers import Timer
+
+EVERY: Final = 4.5
+"""Longest time between two looks, in seconds; producers notify about a deferred job that is due sooner."""
+MOST: Final = 1000
+"""Most jobs promoted by one statement."""
+_AFTER_HINT: Final = 0.2
+"""Seconds between two looks for which notifications are the only reason."""
+_APART: Final = 0.01
+"""Jobs due within so many seconds of one another are promoted together."""
+
+
+class Promoter:
+    """Looks for due jobs. is_idle: it has looked since it was last asked to, and nothing was due."""
+
+    __slots__ = ("_asked", "_backoff", "_context", "_finalizer", "_is_open", "_last", "_queues", "_sooner", "is_idle")
+
+    def __init__(self, context: Context, queues: Mapping[str, ServedQueue], finalizer: Finalizer) -> None:
+        self._context = context
+        self._queues = queues
+        self._finalizer = finalizer
+        self._backoff = Backoff(0.1, 10.0, context.random)
+        self._is_open = False
+        self._asked = False
+        self._last = -math.inf
+        self._sooner = math.inf
+        self.is_idle = False
+
+    def open(self, now: float) -> None:
+        """Registered: look."""
+        self._is_open = True
+        self.ask(now)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._is_open = False
+        self._context.timers.cancel(Timer.PROMOTE)
+
+    def settle(self, now: float) -> None:
+        """Results that were written may be due sooner than what was known."""
+        due = self._finalizer.retry_due
+        if due is not None:
+            self._finalizer.retry_due = None
+            self._look_at(now + (due - self._context.clock.at(now)).total_seconds(), now)
+
+    def look(self, now: float) -> None:
+        """Something may be due: look soon."""
+        self.is_idle = False
+        self._look_at(max(now, self._last + _AFTER_HINT), now)
+
+    def ask(self, now: float) -> None:
+        """The timer: promote."""
+        if self._is_open and not self._asked:
+            self._asked = True
+            self._sooner = math.inf
+            self._last = now
+            self._context.lanes.run(Lane.MAINTENANCE, self._context.store.promote(MOST), self._done, self._failed)
+
+    def _look_at(self, at: float, now: float) -> None:
+        if not self._is_open:
+            return
+        at = max(at, now, self._last + _APART)
+        if self._asked:
+            self._sooner = min(self._sooner, at)  # the statement under way may have looked before
+            return
+        set_to = self._context.timers.at(Timer.PROMOTE)
+        if set_to is None or at < set_to:
+            self._context.timers.set(Timer.PROMOTE, at)
+
+    def _done(self, promoted: Promoted, now: float) -> None:
+        self._asked = False
+        self._backoff.reset()
+        self._context.report.recovered("promote failed", "deferred jobs become available again")
+        for name in promoted.queues:
+            if name in self._queues:
+                self._queues[name].wake(now)
+        if not self._is_open:
+            return
+        wait = EVERY * (1 - 0.1 * self._context.random())
+        if promoted.due_in is not None:
+            wait = min(wait, max(promoted.due_in, 0.0))
+        self.is_idle = promoted.count == 0 and wait > 0 and self._sooner == math.inf
+        at = now + (wait if promoted.count >= MOST else max(wait, _APART))
+        self._context.timers.set(Timer.PROMOTE, min(at, max(self._sooner, now)))
+
+    def _failed(self, error: DatabaseError, now: float) -> None:
+        self._asked = False
+        self._context.last_error = error
+        if self._is_open:
+            self._context.report.warn(now, "promote failed", "deferred jobs could not be promoted", error=str(error))
+            self._context.timers.set(Timer.PROMOTE, now + self._backoff.next())

@@ -1,0 +1,50 @@
+"""What a worker tells people: log lines as outputs, repeated ones held back."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+from awa_proto.worker.events import Emit, Output
+
+DEBUG: Final = 10
+INFO: Final = 20
+WARNING: Final = 30
+ERROR: Final = 40
+"""The levels of the logging module, which the core has no need to import."""
+
+QUIET: Final = 10.0
+"""Seconds between two lines of the same key; those in between are counted and told with the next."""
+
+
+class Report:
+    """Puts `Emit` outputs in the stream, at most one per key and `QUIET` seconds, except where every one counts."""
+
+    __slots__ = ("_held", "_out", "_told")
+
+    def __init__(self, out: deque[Output]) -> None:
+        self._out = out
+        self._told: dict[str, float] = {}
+        self._held: dict[str, int] = {}
+
+    def tell(self, level: int, key: str, message: str, **fields: Any) -> None:
+        """Say it, however often."""
+        self._out.append(Emit(level, key, message, fields))
+
+    def warn(self, now: float, key: str, message: str, **fields: Any) -> None:
+        """Say it as a warning, unless the same key was said a moment ago."""
+        told = self._told.get(key)
+        if told is not None and now - told < QUIET:
+            self._held[key] = self._held.get(key, 0) + 1
+            return
+        self._told[key] = now
+        held = self._held.pop(key, 0)
+        if held:
+            fields["held_back"] = held
+        self.tell(WARNING, key, message, **fields)
+
+    def recovered(self, key: str, message: str, **fields: Any) -> None:
+        """Say that what was warned about is over; silent when nothing was said."""
+        if self._told.pop(key, None) is not None:
+            self._held.pop(key, None)
+            self.tell(INFO, key, message, **fields)

@@ -1,0 +1,267 @@
+"""The worker machine: every decision of a worker, and nothing else.
+
+It never reads a clock, never draws its own chance, never waits. A driver gives it what happened and the time, carries
+out what it says, and asks when to come back:
+
+    machine.start(now)
+    while True:
+        while (output := machine.poll_output()) is not None:
+            perform(output)                                    # never inside handle
+        events = inbox.take_all(until=machine.next_deadline())
+        machine.handle(events, now()) if events else machine.handle_timeout(now())
+
+It is one object made of components, each with its own file, its own table, and one or two timers:
+
+component   | decides                                        | timers
+------------|------------------------------------------------|-------------------
+lifecycle   | phases: registration, stages of the stop       | REGISTER, STOP
+dispatch    | claims and starts (served: how much, and when) | CLAIM, BUFFER
+running     | slots in use, one end per attempt              | DEADLINE
+finalize    | batches of results, sent until they are in     | FLUSH
+promote     | deferred jobs                                  | PROMOTE
+survey      | segments, pauses, stripes                      | SURVEY
+listen      | notifications: announce, withdraw, probe       | LISTEN
+drain       | whether there is nothing left to do            |
+
+After each input every component settles, in order of dependence, so events that arrived together are one input: fifty
+handlers that ended become one flush and one claim. After `Stopped` every input is ignored.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from awa_proto.errors import DatabaseError
+from awa_proto.job import Attempt
+from awa_proto.store import Registration, Store
+from awa_proto.task import Task
+from awa_proto.worker.clock import DatabaseClock
+from awa_proto.worker.config import WorkerConfig
+from awa_proto.worker.context import Context
+from awa_proto.worker.dispatch import Dispatcher
+from awa_proto.worker.drain import Drain
+from awa_proto.worker.events import (
+    DrainAsked,
+    Event,
+    JobEnded,
+    ListenLost,
+    OpDone,
+    OpFailed,
+    Output,
+    StopAsked,
+    Woken,
+)
+from awa_proto.worker.finalize import Finalizer
+from awa_proto.worker.lanes import Lanes
+from awa_proto.worker.lifecycle import Lifecycle, Phase
+from awa_proto.worker.listen import Line, Listener
+from awa_proto.worker.promote import Promoter
+from awa_proto.worker.report import DEBUG, Report
+from awa_proto.worker.running import Running
+from awa_proto.worker.served import ServedQueue
+from awa_proto.worker.survey import Surveyor
+from awa_proto.worker.timers import Timer, Timers
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHealth:
+    """What a worker does for one queue: handlers that run, jobs claimed but not started."""
+
+    running: int
+    buffered: int
+    slots: int
+    paused: bool
+
+
+class WorkerMachine:
+    """A worker without I/O. One owner calls it; everybody else puts events in the owner's inbox."""
+
+    __slots__ = (
+        "_context", "_dispatcher", "_drain", "_finalizer", "_lanes", "_lifecycle", "_listener", "_out", "_promoter",
+        "_queues", "_report", "_running", "_surveyor", "_timers",
+    )  # fmt: skip
+
+    def __init__(
+        self, *, store: Store, tasks: Mapping[str, Task], config: WorkerConfig, random: Callable[[], float]
+    ) -> None:
+        """A worker that has not started.
+
+        Args:
+            store: The Ops of the engine.
+            tasks: The handlers, by kind.
+            config: Queues and intervals.
+            random: Floats in [0, 1): jitter, back-off, flush numbers.
+        """
+        self._out: deque[Output] = deque()
+        self._lanes = Lanes(self._out)
+        self._timers = Timers()
+        self._report = Report(self._out)
+        self._context = Context(store, config, random, self._lanes, self._timers, self._report, DatabaseClock())
+        self._queues = {
+            name: ServedQueue(name, queue, config.poll_interval, random) for name, queue in config.queues.items()
+        }
+        self._finalizer = Finalizer(self._context)
+        self._running = Running(self._finalizer)
+        self._dispatcher = Dispatcher(self._context, self._out, tasks, self._queues, self._finalizer, self._running)
+        self._surveyor = Surveyor(self._context, self._dispatcher)
+        self._promoter = Promoter(self._context, self._queues, self._finalizer)
+        self._listener = Listener(self._context, self._queues)
+        self._drain = Drain(self._out, self._queues, self._dispatcher, self._finalizer, self._running, self._promoter)
+        self._lifecycle = Lifecycle(
+            self._context, self._out, self._dispatcher, self._finalizer, self._running,
+            on_open=self._open, on_close=self._close, on_stopped=self._drain.answer,
+        )  # fmt: skip
+
+    # what a driver calls
+
+    def start(self, now: float) -> None:  # noqa: ARG002  the same shape as the other inputs
+        """Begin: register, then work. Once."""
+        self._lifecycle.start()
+
+    def handle(self, events: Sequence[Event], now: float) -> None:
+        """Everything that was in the inbox, in the order it arrived."""
+        if self._lifecycle.is_stopped:
+            return
+        ended = self._running.ended
+        for event in events:
+            if type(event) is JobEnded:
+                if not ended(event, now):
+                    self._report.tell(
+                        DEBUG, "late end", "a handler ended that was not known to run", job=event.attempt.id
+                    )
+            else:
+                self._hear(event, now)
+        if not self._lifecycle.is_stopped:
+            self._settle(now)
+
+    def handle_timeout(self, now: float) -> None:
+        """The time `next_deadline` named has come."""
+        if self._lifecycle.is_stopped:
+            return
+        for timer in self._timers.take_due(now):
+            self._ring(timer, now)
+        if not self._lifecycle.is_stopped:
+            self._settle(now)
+
+    def poll_output(self) -> Output | None:
+        """The next thing to do; None when all is said."""
+        return self._out.popleft() if self._out else None
+
+    def next_deadline(self) -> float | None:
+        """When `handle_timeout` is to be called, unless events come first."""
+        return self._timers.next()
+
+    # what health shows
+
+    @property
+    def phase(self) -> Phase:
+        """Where in its life the worker is."""
+        return self._lifecycle.phase
+
+    @property
+    def instance(self) -> int | None:
+        """The number registration gave; None before."""
+        return self._lifecycle.instance
+
+    @property
+    def queues(self) -> dict[str, QueueHealth]:
+        """What is being done, per queue."""
+        return {
+            name: QueueHealth(queue.running, len(queue.buffer), queue.slots, queue.paused)
+            for name, queue in self._queues.items()
+        }
+
+    @property
+    def running(self) -> list[Attempt]:
+        """The attempts whose handlers run and that have not been ended."""
+        return self._running.attempts
+
+    @property
+    def unwritten(self) -> int:
+        """Results that are not in the database yet."""
+        return self._finalizer.unwritten
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether notifications can arrive."""
+        return self._listener.line is Line.OPEN
+
+    @property
+    def last_error(self) -> DatabaseError | None:
+        """The newest failure of an Op, however long ago."""
+        return self._context.last_error
+
+    # inside
+
+    def _hear(self, event: Event, now: float) -> None:
+        match event:
+            case OpDone(id=id, result=result):
+                self._lanes.done(id, result, now)
+            case OpFailed(id=id, error=error):
+                self._lanes.failed(id, error, now)
+            case Woken(queue=name):
+                self._woken(name, now)
+            case ListenLost(error=error):
+                self._listener.lost(error, now)
+            case StopAsked(grace=grace):
+                self._lifecycle.stop(grace, now)
+            case DrainAsked(token=token):
+                self._drain.ask(token, now)
+            case JobEnded():
+                self._running.ended(event, now)
+            case _:
+                assert_never(event)
+
+    def _woken(self, name: str | None, now: float) -> None:
+        if name is None:
+            self._promoter.look(now)
+            for queue in self._queues.values():
+                queue.wake(now)
+        elif name in self._queues:
+            self._queues[name].hear(now)
+        self._surveyor.woken(name, now)
+
+    def _ring(self, timer: Timer, now: float) -> None:
+        match timer:
+            case Timer.STOP:
+                self._lifecycle.time_is_up(now)
+            case Timer.DEADLINE:
+                self._dispatcher.end_overdue(now)
+            case Timer.BUFFER:
+                self._dispatcher.release_stuck(now)
+            case Timer.REGISTER:
+                self._lifecycle.register()
+            case Timer.PROMOTE:
+                self._promoter.ask(now)
+            case Timer.SURVEY:
+                self._surveyor.ask(now)
+            case Timer.LISTEN:
+                self._listener.tick()
+            case Timer.CLAIM | Timer.FLUSH:
+                pass  # settling does it
+            case _:
+                assert_never(timer)
+
+    def _settle(self, now: float) -> None:
+        self._dispatcher.settle(now)
+        self._finalizer.settle(now)
+        self._promoter.settle(now)
+        self._surveyor.settle(now)
+        self._listener.settle()
+        self._drain.settle()
+        self._lifecycle.settle(now)
+
+    def _open(self, registration: Registration, now: float) -> None:
+        self._dispatcher.open(registration.instance, registration.ring)
+        self._surveyor.open(registration.queues, now)
+        self._promoter.open(now)
+        self._listener.open()
+
+    def _close(self, now: float) -> None:
+        self._dispatcher.close(now)
+        self._surveyor.close()
+        self._promoter.close()
+        self._listener.close()
