@@ -59,24 +59,22 @@ SELECT id, now(), {due if deferring else "true"}{f", {wake}" if notify else ""}
 FROM job j ORDER BY ord"""
 
 
+@lru_cache
+def _insert_one_sql(n: Names, notify: bool) -> str:
+    """One job that is due, the most common enqueue: the parameters of `_insert_sql`, as scalars."""
+    return f"""
+WITH job AS (
+  INSERT INTO {n.s}.ready (seg, stripe, kind, queue, priority, args, max_attempts, extra)
+  VALUES ({n.open_segment}, {n.stripe("$2::text", "coalesce($7::bigint, $8::bigint)")},
+          $1::text, $2::text, $3::smallint, $4::json, $5::smallint, $6::json)
+  RETURNING id, created_at
+)
+SELECT id, created_at, true{f", {n.wake('$2::text')}" if notify else ""} FROM job"""
+
+
 def insert(n: Names, jobs: Sequence[NewJob], notify: bool, random: Callable[[], float]) -> Op[list[JobRow]]:
     """Enqueue in one statement; the rows come back in the order given."""
-    deferring = any(job.run_at is not None for job in jobs)
-    statement = Statement(
-        f"insert{'.deferring' if deferring else ''}{'' if notify else '.silent'}",
-        _insert_sql(n, deferring, notify),
-        (
-            [job.kind for job in jobs],
-            [job.queue for job in jobs],
-            [job.priority for job in jobs],
-            [job.args for job in jobs],
-            [job.max_attempts for job in jobs],
-            [job.extra for job in jobs],
-            [job.ordering for job in jobs],
-            int(random() * 2**62),
-            *([[job.run_at for job in jobs]] if deferring else []),
-        ),
-    )
+    statement = _insert_statement(n, jobs, notify, int(random() * 2**62))
 
     def plan() -> Plan[list[JobRow]]:
         if not jobs:
@@ -85,6 +83,30 @@ def insert(n: Names, jobs: Sequence[NewJob], notify: bool, random: Callable[[], 
         return [_row(job, *row[:3]) for job, row in zip(jobs, rows, strict=True)]
 
     return Op("insert", plan)
+
+
+def _insert_statement(n: Names, jobs: Sequence[NewJob], notify: bool, rotor: int) -> Statement:
+    silent = "" if notify else ".silent"
+    deferring = any(job.run_at is not None for job in jobs)
+    if len(jobs) == 1 and not deferring:
+        (j,) = jobs
+        params = (j.kind, j.queue, j.priority, j.args, j.max_attempts, j.extra, j.ordering, rotor)
+        return Statement(f"insert.one{silent}", _insert_one_sql(n, notify), params)
+    return Statement(
+        f"insert{'.deferring' if deferring else ''}{silent}",
+        _insert_sql(n, deferring, notify),
+        (
+            [j.kind for j in jobs],
+            [j.queue for j in jobs],
+            [j.priority for j in jobs],
+            [j.args for j in jobs],
+            [j.max_attempts for j in jobs],
+            [j.extra for j in jobs],
+            [j.ordering for j in jobs],
+            rotor,
+            *([[j.run_at for j in jobs]] if deferring else []),
+        ),
+    )
 
 
 def _row(job: NewJob, id: int, now: datetime, due: bool) -> JobRow:
