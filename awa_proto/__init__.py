@@ -1,1 +1,51 @@
-"""The core of awa: no I/O, no clock, no randomness of its own, no async, no threads."""
+"""The core of awa: no I/O, no clock, no randomness of its own, no async, no threads.
+
+What is exported here is what the packages `awa_asyncio`, `awa_trio` and `awa_sync` export too, beside what each has of
+its own: Client, Worker, Transaction, Tasks, Job and BlockingJob.
+"""
+
+from awa_proto.args import JobArgs
+from awa_proto.blocking import BlockingClient
+from awa_proto.errors import (
+    AwaError,
+    ConfigurationError,
+    DatabaseError,
+    Failure,
+    JobNotFound,
+    SchemaNotMigrated,
+    SerializationError,
+    TerminalError,
+    UnknownJobKind,
+    ValidationError,
+)
+from awa_proto.job import JobRow, JobState
+from awa_proto.options import EnqueueRequest, InsertOpts
+from awa_proto.outcome import Cancel, Completed, Result, RetryAfter, Snooze
+from awa_proto.store import QueueStat
+from awa_proto.worker.config import QueueConfig
+
+__all__ = [
+    "AwaError",
+    "BlockingClient",
+    "Cancel",
+    "Completed",
+    "ConfigurationError",
+    "DatabaseError",
+    "EnqueueRequest",
+    "Failure",
+    "InsertOpts",
+    "JobArgs",
+    "JobNotFound",
+    "JobRow",
+    "JobState",
+    "QueueConfig",
+    "QueueStat",
+    "Result",
+    "RetryAfter",
+    "SchemaNotMigrated",
+    "SerializationError",
+    "Snooze",
+    "TerminalError",
+    "UnknownJobKind",
+    "ValidationError",
+]

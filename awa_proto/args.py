@@ -39,7 +39,7 @@ class DataclassInstance(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
-JobArgs: TypeAlias = "DataclassInstance | BaseModel | Mapping[str, object]"
+JobArgs: TypeAlias = DataclassInstance | BaseModel | Mapping[str, object]
 """What can be enqueued. A mapping needs `kind=` or a key `"kind"`; a TypedDict is a mapping."""
 
 _BOUNDARY: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")

@@ -145,8 +145,8 @@ class Operations(Generic[C]):
     ) -> Op[int]:
         """Enqueue very many jobs by COPY, all or none, and return how many.
 
-        Arguments as `insert_many`. All jobs are checked and encoded before the first is sent, which takes about 6 µs and
-        half a kilobyte of memory for each.
+        Arguments as `insert_many`. All jobs are checked and encoded before the first is sent: about 6 µs and half a
+        kilobyte of memory each.
 
         Raises:
             ValidationError: Before anything is sent, naming the job (`jobs[3].args`) and the limit.

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 from awa_proto.errors import TerminalError, ValidationError
 from awa_proto.job import Attempt, JobState
 
-Seconds: TypeAlias = "float | timedelta"
+Seconds: TypeAlias = float | timedelta
 MAX_DELAY: Final = 100 * 365.25 * 86400.0
 """Longest delay a handler may ask for, in seconds: a hundred years."""
 MAX_BACKOFF: Final = 86400.0
@@ -62,7 +62,7 @@ class Cancel:
     reason: str = ""
 
 
-Result: TypeAlias = "Completed | RetryAfter | Snooze | Cancel | None"
+Result: TypeAlias = Completed | RetryAfter | Snooze | Cancel | None
 """What a handler may return. Anything else fails the job for good."""
 
 

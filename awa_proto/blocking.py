@@ -1,0 +1,44 @@
+"""BlockingClient: what a plain handler on an async package enqueues and reads with, from its thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Never, TypeVar
+
+from awa_proto.binding import bind
+from awa_proto.operations import Operations
+from awa_proto.plan import Op
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    Calls = Operations[Never]
+else:
+    Calls = Operations
+
+
+class BlockingClient:
+    """The calls of a client for a thread of its worker: each one waits while the client's event loop does it.
+
+    operations: those of the client. perform: carries out an Op on the client's loop and waits; called from threads.
+    """
+
+    def __init__(self, operations: Operations[Any], perform: Callable[[Op[Any]], Any]) -> None:
+        self.operations = operations
+        self._perform = perform
+
+    def perform(self, op: Op[T], /) -> T:
+        """The result of an Op."""
+        result: T = self._perform(op)
+        return result
+
+    insert = bind(Calls.insert)
+    insert_many = bind(Calls.insert_many)
+    enqueue_many = bind(Calls.enqueue_many)
+    get_job = bind(Calls.get_job)
+    list_jobs = bind(Calls.list_jobs)
+    cancel = bind(Calls.cancel)
+    retry = bind(Calls.retry)
+    queue_stats = bind(Calls.queue_stats)
+    pause_queue = bind(Calls.pause_queue)
+    resume_queue = bind(Calls.resume_queue)
