@@ -85,7 +85,7 @@ BEGIN
     EXECUTE format('CREATE TABLE %1$s.claims_%2$s PARTITION OF %1$s.claims FOR VALUES IN (%2$s) WITH (autovacuum_enabled = off)', '{schema_text}', s);
     EXECUTE format('CREATE TABLE %1$s.closures_%2$s PARTITION OF %1$s.closures FOR VALUES IN (%2$s) WITH (autovacuum_enabled = off)', '{schema_text}', s);
     EXECUTE format('CREATE UNIQUE INDEX ready_%2$s_lane ON %1$s.ready_%2$s (queue, priority, stripe, xid, id)', '{schema_text}', s);
-    EXECUTE format('CREATE INDEX ready_%2$s_id ON %1$s.ready_%2$s (id)', '{schema_text}', s);
+    EXECUTE format('CREATE UNIQUE INDEX ready_%2$s_job ON %1$s.ready_%2$s (id, run_lease)', '{schema_text}', s);
     EXECUTE format('CREATE UNIQUE INDEX claims_%2$s_lane ON %1$s.claims_%2$s (queue, priority, stripe, turn)', '{schema_text}', s);
     EXECUTE format('CREATE UNIQUE INDEX claims_%2$s_claim ON %1$s.claims_%2$s (claim_id)', '{schema_text}', s);
     EXECUTE format('CREATE UNIQUE INDEX closures_%2$s_claim ON %1$s.closures_%2$s (claim_id, n)', '{schema_text}', s);

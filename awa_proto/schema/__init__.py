@@ -7,7 +7,10 @@ where it stands inside a string.
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from functools import cache
+from hashlib import blake2b
 from importlib.resources import files
 
 from awa_proto.errors import SchemaNotMigrated, ValidationError
@@ -24,6 +27,8 @@ def quoted(schema: str) -> str:
         schema.encode()
     except UnicodeEncodeError:
         raise ValidationError("schema", "has a lone surrogate") from None
+    if any(unicodedata.category(c) == "Cc" for c in schema):
+        raise ValidationError("schema", f"{schema!r} has a control character, which no log or message would show")
     if schema.startswith("pg_"):
         raise ValidationError("schema", f"{schema!r}: PostgreSQL keeps names beginning with pg_ for itself")
     return '"' + schema.replace('"', '""') + '"'
@@ -64,8 +69,12 @@ def statements(template: str, prefix: str) -> list[str]:
         if line.rstrip().endswith(";") and not inside:
             found.append("\n".join(lines).strip().removesuffix(";"))
             lines = []
-    text = prefix.replace("'", "''")
-    return [s.replace("{schema_text}", text).replace("{schema}", prefix) for s in found]
+    names = {
+        "{schema}": prefix,
+        "{schema_text}": prefix.replace("'", "''"),
+        "$$": f"$awa_{blake2b(prefix.encode(), digest_size=8).hexdigest()}$",  # a name may have a $$ of its own
+    }
+    return [re.sub(r"{schema}|{schema_text}|\$\$", lambda m: names[m[0]], s) for s in found]
 
 
 def _preparation(prefix: str) -> tuple[str, ...]:

@@ -41,11 +41,11 @@ SELECT {s} AS seg, {age} AS age, c.* FROM (SELECT) one LEFT JOIN LATERAL (
   ORDER BY c.queue, c.priority, c.stripe, c.turn DESC LIMIT 1) c ON true"""
 
 
-def _rows(n: Names, s: int, lane: str, columns: str, limit: str) -> str:
+def _rows(n: Names, s: int, lane: str, columns: str, limit: str, stripe: str | None = None) -> str:
     """Rows of a span `h` of `lane` in order; the one-time filter on the segment keeps other tables unread."""
     return f"""
 (SELECT {columns} FROM {n.s}.ready_{s} r
- WHERE {lane}.seg = {s} AND r.queue = {lane}.queue AND r.priority = {lane}.priority AND r.stripe = {lane}.stripe
+ WHERE {lane}.seg = {s} AND r.queue = {lane}.queue AND r.priority = {lane}.priority AND r.stripe = {stripe or f'{lane}.stripe'}
    AND (r.xid, r.id) > (h.lo_xid, h.lo_id) AND r.xid <= h.hi_xid
    AND (h.filter IS NULL OR pg_visible_in_snapshot(r.xid, h.filter))
  ORDER BY r.queue, r.priority, r.stripe, r.xid, r.id LIMIT {limit})"""
@@ -157,7 +157,7 @@ picked AS MATERIALIZED (
           FROM unnest(q.seg, q.priority, q.rank, q.stretch, q.lo_xid, q.lo_id, q.hi_xid, q.filter)
                WITH ORDINALITY h(seg, priority, rank, stretch, lo_xid, lo_id, hi_xid, filter, ord)) h
     CROSS JOIN LATERAL (SELECT r.* FROM (
-{union(lambda s: _rows(n, s, "h", "r.*", "q.n").replace("h.stripe", "h.part"), segments, "      ")}) r LIMIT {LIMIT}) r
+{union(lambda s: _rows(n, s, "h", "r.*", "q.n", stripe="h.part"), segments, "      ")}) r LIMIT {LIMIT}) r
     ORDER BY h.ord, r.xid, r.id LIMIT q.n) p LIMIT {LIMIT}) p
 ),
 batch AS MATERIALIZED (

@@ -60,7 +60,7 @@ accepted AS MATERIALIZED (
   CROSS JOIN LATERAL (
     SELECT * FROM {n.s}.ready_{s} r
     WHERE r.id = k.job_ids[i + 1] AND r.run_lease = coalesce(k.prior[i + 1], 0)
-    ORDER BY r.id LIMIT 1) r
+    ORDER BY r.id, r.run_lease LIMIT 1) r
 ),"""
 
 
@@ -128,7 +128,7 @@ known AS MATERIALIZED (
 ),
 open AS MATERIALIZED (
   SELECT claim_id, next, ARRAY(
-    SELECT i FROM unnest(idx) i WHERE i <> ALL (ended) AND i BETWEEN 0 AND cardinality(job_ids) - 1 ORDER BY i) AS idx
+    SELECT DISTINCT i FROM unnest(idx) i WHERE i <> ALL (ended) AND i BETWEEN 0 AND cardinality(job_ids) - 1 ORDER BY i) AS idx
   FROM known
 ),
 fresh AS (

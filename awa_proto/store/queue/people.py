@@ -42,7 +42,7 @@ SELECT 1, 0, state, NULL, NULL, NULL, 0, clock_timestamp() FROM {n.s}.failed WHE
 UNION ALL
 (SELECT 2, r.seg, k.outcome, t.claim_id, t.idx, t.lease, r.attempt + 1, clock_timestamp()
  FROM {n.s}.ready r{fate(n, "r")}
- WHERE r.id = $1::bigint ORDER BY r.run_lease DESC LIMIT 1)
+ WHERE r.id = $1::bigint ORDER BY r.id DESC, r.run_lease DESC LIMIT 1)
 LIMIT 1"""
 
 
@@ -51,7 +51,7 @@ def _take_sql(n: Names, s: int, into: str) -> str:
     """$1 id. Takes the lane's turn, deletes the ready row of a job nobody has claimed, and keeps its body `into` …"""
     return f"""
 WITH r AS MATERIALIZED (
-  SELECT * FROM {n.s}.ready_{s} r WHERE r.id = $1::bigint ORDER BY r.run_lease DESC LIMIT 1
+  SELECT * FROM {n.s}.ready_{s} r WHERE r.id = $1::bigint ORDER BY r.id DESC, r.run_lease DESC LIMIT 1
 ),
 top AS MATERIALIZED (
   SELECT c.* FROM r CROSS JOIN LATERAL (

@@ -15,10 +15,10 @@ from awa_proto.store.queue.names import BODY, Names
 
 @lru_cache
 def _sql(n: Names) -> str:
-    """$1 most jobs."""
+    """$1 most jobs. A bound that changed within the statement (clock_timestamp) could not be looked up in the index."""
     return f"""
 WITH due AS MATERIALIZED (
-  SELECT id FROM {n.s}.deferred WHERE run_at <= clock_timestamp() ORDER BY run_at, id LIMIT $1::int FOR UPDATE SKIP LOCKED
+  SELECT id FROM {n.s}.deferred WHERE run_at <= statement_timestamp() ORDER BY run_at, id LIMIT $1::int FOR UPDATE SKIP LOCKED
 ),
 gone AS (
   DELETE FROM {n.s}.deferred d USING due WHERE d.id = due.id RETURNING d.*
@@ -30,8 +30,8 @@ moved AS (
 ),
 woken AS (SELECT queue, count(*) AS jobs FROM moved GROUP BY queue)
 SELECT coalesce(sum(jobs), 0)::int, coalesce(array_agg(queue), '{{}}'), count({n.wake("queue")}),
-       greatest(0, extract(epoch FROM (
-         SELECT min(run_at) FROM {n.s}.deferred d WHERE run_at > statement_timestamp()) - clock_timestamp()))::float8
+       extract(epoch FROM (
+         SELECT min(run_at) FROM {n.s}.deferred d WHERE run_at > statement_timestamp()) - clock_timestamp())::float8
 FROM woken"""
 
 
@@ -42,6 +42,8 @@ def promote(n: Names, limit: int) -> Op[Promoted]:
     def plan() -> Plan[Promoted]:
         rows = yield statement
         count, queues, _, due_in = rows[0]
-        return Promoted(count, frozenset(queues), 0.0 if count >= limit else due_in)
+        if count >= limit:
+            due_in = 0.0
+        return Promoted(count, frozenset(queues), None if due_in is None else max(0.0, due_in))
 
     return Op("promote", plan, safe_to_retry=True)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import chain
+from typing import Any
 
 from awa_proto import extra as extras
 from awa_proto.job import JobRow, JobState
@@ -19,7 +21,7 @@ from awa_proto.plan import Op, Plan, Row, Statement
 from awa_proto.store import JobFilter, QueueStat
 from awa_proto.store.queue.claim import claimed
 from awa_proto.store.queue.close import CODES
-from awa_proto.store.queue.names import SEGMENTS, Names, union
+from awa_proto.store.queue.names import Names
 from awa_proto.store.queue.segments import unclaimed
 
 _STATES = tuple(JobState)
@@ -69,9 +71,42 @@ def _logged(n: Names, where: str, rest: str) -> str:
     return f"""
 SELECT r.id, r.kind, r.queue, r.args, {_STATE} AS state, r.priority, r.attempt + (t.claim_id IS NOT NULL)::int AS attempt,
        coalesce(t.lease, r.run_lease) AS run_lease, r.max_attempts, r.run_at, r.created_at, t.claimed_at AS attempted_at,
-       CASE WHEN k.outcome IS NULL THEN t.deadline_at END AS deadline_at, k.closed_at AS finalized_at, r.extra
+       CASE WHEN k.outcome IS NULL
+         THEN coalesce(t.claimed_at + (r.extra->>'deadline')::float8 * interval '1 s', t.deadline_at) END AS deadline_at, k.closed_at AS finalized_at, r.extra
 FROM {n.s}.ready r{fate(n, "r")}
 WHERE (k.outcome IS NULL OR k.outcome = {_COMPLETED}) AND {where}
+{rest}"""
+
+
+def _running(n: Names, where: str, rest: str) -> str:
+    """Rows of attempts without a closure, from the claims: they are few, wherever they are among the rows of `ready`."""
+    return f"""
+SELECT r.id, r.kind, r.queue, r.args, {CODES[JobState.RUNNING]} AS state, r.priority, r.attempt + 1 AS attempt, c.lease AS run_lease,
+       r.max_attempts, r.run_at, r.created_at, c.claimed_at AS attempted_at, c.deadline_at, NULL::timestamptz AS finalized_at, r.extra
+FROM (
+  SELECT c.*, coalesce(k.idx, '{{}}') AS closed FROM {n.s}.claims c LEFT JOIN (
+    SELECT k.seg, k.claim_id, array_agg(i) AS idx FROM {n.s}.closures k CROSS JOIN LATERAL unnest(k.idx) i GROUP BY k.seg, k.claim_id
+  ) k USING (seg, claim_id)
+  WHERE cardinality(c.job_ids) > coalesce(cardinality(k.idx), 0)) c
+CROSS JOIN LATERAL unnest(c.job_ids, c.prior) WITH ORDINALITY j(id, prior, ord)
+CROSS JOIN LATERAL (
+  SELECT * FROM {n.s}.ready r
+  WHERE r.seg = c.seg AND r.id = j.id AND r.run_lease = coalesce(j.prior, 0) ORDER BY r.id, r.run_lease LIMIT 1) r
+WHERE (j.ord - 1)::smallint <> ALL (c.closed) AND {where}
+{rest}"""
+
+
+def _available(n: Names, where: str, rest: str) -> str:
+    """Rows the newest claim of their lane does not cover."""
+    return f"""
+SELECT r.id, r.kind, r.queue, r.args, {CODES[JobState.AVAILABLE]} AS state, r.priority, r.attempt, r.run_lease, r.max_attempts,
+       r.run_at, r.created_at, NULL::timestamptz AS attempted_at, NULL::timestamptz AS deadline_at,
+       NULL::timestamptz AS finalized_at, r.extra
+FROM {n.s}.ready r LEFT JOIN LATERAL (
+  SELECT c.* FROM {n.s}.claims c
+  WHERE c.seg = r.seg AND c.queue = r.queue AND c.priority = r.priority AND c.stripe = r.stripe
+  ORDER BY c.queue, c.priority, c.stripe, c.turn DESC LIMIT 1) c ON true
+WHERE (c.turn IS NULL OR NOT {claimed("r", "c")}) AND {where}
 {rest}"""
 
 
@@ -123,7 +158,7 @@ SELECT {JOB} FROM (
   UNION ALL
   ({_beside(n, "failed", mine, "")})
   UNION ALL
-  ({_logged(n, mine, "ORDER BY r.run_lease DESC LIMIT 1")})
+  ({_logged(n, mine, "ORDER BY r.id DESC, r.run_lease DESC LIMIT 1")})
 ) j LIMIT 1"""
 
 
@@ -137,7 +172,6 @@ def get_job(n: Names, id: int) -> Op[JobRow | None]:
     return Op("get_job", plan, safe_to_retry=True)
 
 
-_IN_LOGS = frozenset({JobState.AVAILABLE, JobState.RUNNING, JobState.COMPLETED})
 _IN_DEFERRED = frozenset({JobState.SCHEDULED, JobState.RETRYABLE})
 _IN_FAILED = frozenset({JobState.FAILED, JobState.CANCELLED})
 
@@ -158,7 +192,11 @@ def list_sql(n: Names, state: JobState | None, kind: bool, queue: bool) -> str:
         parts.append(_beside(n, "deferred", where + (f" AND r.state = {CODES[state]}" if state else ""), newest))
     if state is None or state in _IN_FAILED:
         parts.append(_beside(n, "failed", where + (f" AND r.state = {CODES[state]}" if state else ""), newest))
-    if state is None or state in _IN_LOGS:
+    if state is JobState.RUNNING:
+        parts.append(_running(n, where, newest))
+    elif state is JobState.AVAILABLE:
+        parts.append(_available(n, where, newest))
+    elif state is None or state is JobState.COMPLETED:
         parts.append(_logged(n, where + (f" AND {_STATE} = {CODES[state]}" if state else ""), newest))
     if not parts:
         return f"SELECT {JOB} FROM ({_beside(n, 'failed', 'false AND ' + where + ' AND $2::int > 0', '')}) j"
@@ -187,62 +225,51 @@ def list_jobs(n: Names, f: JobFilter) -> Op[list[JobRow]]:
 
 
 @lru_cache
-def _stats_sql(n: Names, segments: tuple[int, ...]) -> str:
-    """Counts by queue. Available jobs are counted over the spans no claim covers, capped; the rest comes from the logs."""
-
-    def available(s: int) -> str:
-        counted = "p.queue, count(*) AS jobs, min(r.run_at) AS oldest"
-        return f"(SELECT * FROM ({unclaimed(n, s, counted, cap=_COUNTED)} GROUP BY p.queue) u)"
-
+def _counts_sql(n: Names, s: int) -> str:
+    """Counts by queue of one segment: available (over the spans no claim covers, capped), oldest, claimed, ended, completed."""
+    counted = unclaimed(n, s, "p.queue, count(*) AS jobs, min(r.run_at) AS oldest", cap=_COUNTED)
     return f"""
-WITH available AS MATERIALIZED (
-  SELECT queue, sum(jobs)::int AS jobs, min(oldest) AS oldest FROM (
-{union(available, segments, "    ")}) u GROUP BY queue
-),
-handed_out AS MATERIALIZED (SELECT queue, sum(cardinality(job_ids))::bigint AS jobs FROM {n.s}.claims GROUP BY queue),
-ended AS MATERIALIZED (
-  SELECT c.queue, sum(k.jobs)::bigint AS jobs, sum(k.completed)::bigint AS completed
-  FROM (SELECT seg, claim_id, sum(cardinality(idx)) AS jobs, sum(cardinality(idx)) FILTER (WHERE outcome = {_COMPLETED}) AS completed
-        FROM {n.s}.closures GROUP BY seg, claim_id) k
-  JOIN {n.s}.claims c USING (seg, claim_id) GROUP BY c.queue
-),
-later AS MATERIALIZED (SELECT queue, count(*) FILTER (WHERE state = 0) AS scheduled, count(*) FILTER (WHERE state = 4) AS retryable
-                       FROM {n.s}.deferred GROUP BY queue),
-over AS MATERIALIZED (SELECT queue, count(*) FILTER (WHERE state = 5) AS failed, count(*) FILTER (WHERE state = 6) AS cancelled
-                      FROM {n.s}.failed GROUP BY queue)
-SELECT q.queue, coalesce(later.scheduled, 0), coalesce(available.jobs, 0), coalesce(handed_out.jobs, 0) - coalesce(ended.jobs, 0),
-       coalesce(ended.completed, 0), coalesce(later.retryable, 0), coalesce(over.failed, 0), coalesce(over.cancelled, 0),
-       greatest(0, coalesce(extract(epoch FROM clock_timestamp() - available.oldest), 0))::float8,
-       s.paused_at IS NOT NULL, coalesce(s.stripes, 1)
-FROM (SELECT queue FROM available UNION SELECT queue FROM handed_out UNION SELECT queue FROM later UNION SELECT queue FROM over
-      UNION SELECT queue FROM {n.s}.queues) q
-LEFT JOIN available USING (queue) LEFT JOIN handed_out USING (queue) LEFT JOIN ended USING (queue)
-LEFT JOIN later USING (queue) LEFT JOIN over USING (queue) LEFT JOIN {n.s}.queues s USING (queue)
-ORDER BY q.queue"""
+WITH available AS MATERIALIZED (SELECT * FROM ({counted} GROUP BY p.queue) u),
+claimed AS MATERIALIZED (
+  SELECT c.queue, sum(cardinality(c.job_ids)) AS jobs, sum(k.jobs) AS ended, sum(k.completed) AS completed
+  FROM {n.s}.claims_{s} c LEFT JOIN (
+    SELECT claim_id, sum(cardinality(idx)) AS jobs, sum(cardinality(idx)) FILTER (WHERE outcome = {_COMPLETED}) AS completed
+    FROM {n.s}.closures_{s} GROUP BY claim_id) k USING (claim_id)
+  GROUP BY c.queue
+)
+SELECT queue, coalesce(a.jobs, 0)::bigint, a.oldest, coalesce(c.jobs, 0)::bigint, coalesce(c.ended, 0)::bigint,
+       coalesce(c.completed, 0)::bigint
+FROM available a FULL JOIN claimed c USING (queue)"""
+
+
+def _counts_beside_sql(n: Names) -> str:
+    return f"""
+SELECT queue, state, count(*) FROM (
+  SELECT queue, state FROM {n.s}.deferred UNION ALL SELECT queue, state FROM {n.s}.failed) j
+GROUP BY queue, state"""
 
 
 def queue_stats(n: Names) -> Op[list[QueueStat]]:
-    """How many jobs each queue holds."""
+    """How many jobs each queue holds. One statement per segment in use: planned as one they cost a compilation."""
 
     def plan() -> Plan[list[QueueStat]]:
-        rows = yield Statement("queue_stats", _stats_sql(n, tuple(range(SEGMENTS))))
-        return [_stat(row) for row in rows]
+        used = yield Statement("segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'")
+        beside, said, *logs = yield (
+            Statement("stats.beside", _counts_beside_sql(n)),
+            Statement("stats.queues", f"SELECT queue, paused_at IS NOT NULL, stripes FROM {n.s}.queues"),
+            *(Statement(f"stats.{s}", _counts_sql(n, s)) for s, _ in used),
+        )
+        found: dict[str, dict[str, Any]] = {}
+        for queue, available, oldest, claimed_jobs, ended, completed in chain.from_iterable(logs):
+            stat = found.setdefault(queue, {})
+            for name, count in (("available", available), ("running", claimed_jobs - ended), ("completed", completed)):
+                stat[name] = stat.get(name, 0) + count
+            if oldest is not None:
+                stat["lag"] = max(stat.get("lag", 0.0), (used[0][1] - oldest).total_seconds())
+        for queue, state, count in beside:
+            found.setdefault(queue, {})[_STATES[state].value] = count
+        for queue, paused, stripes in said:
+            found.setdefault(queue, {}).update(paused=paused, stripes=stripes)
+        return [QueueStat(queue, **found[queue]) for queue in sorted(found)]
 
     return Op("queue_stats", plan, safe_to_retry=True)
-
-
-def _stat(row: Row) -> QueueStat:
-    queue, scheduled, available, running, completed, retryable, failed, cancelled, lag, paused, stripes = row
-    return QueueStat(
-        queue=queue,
-        scheduled=scheduled,
-        available=available,
-        running=running,
-        completed=completed,
-        retryable=retryable,
-        failed=failed,
-        cancelled=cancelled,
-        lag=lag,
-        paused=paused,
-        stripes=stripes,
-    )
