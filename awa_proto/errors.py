@@ -141,7 +141,9 @@ class DatabaseError(AwaError):
     failure: what the error means; see `Failure`.
     """
 
-    def __init__(self, message: str, sqlstate: str | None = None, *, constraint: str | None = None, sent: bool = True) -> None:
+    def __init__(
+        self, message: str, sqlstate: str | None = None, *, constraint: str | None = None, sent: bool = True
+    ) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
         self.constraint = constraint
@@ -183,7 +185,7 @@ class Retries:
         )
         if not repeatable or self._attempts >= _MOST_ATTEMPTS:
             raise error
-        return 0.005 * 2 ** (self._attempts - 1) * (1 + self._random())
+        return 0.005 * 2.0 ** (self._attempts - 1) * (1 + self._random())
 
 
 def not_migrated(schema: str) -> SchemaNotMigrated:

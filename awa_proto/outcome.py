@@ -177,7 +177,11 @@ def conclude(
         if rule.terminal:
             entry["terminal"] = True
     return Transition(
-        to, attempt.attempt - rule.gives_back, at, run_at if to is not JobState.AVAILABLE else at, entry if rule.entry else None
+        to,
+        attempt.attempt - rule.gives_back,
+        at,
+        run_at if to is not JobState.AVAILABLE else at,
+        entry if rule.entry else None,
     )
 
 
@@ -192,9 +196,8 @@ def _of_value(value: object) -> tuple[Ending, float | None, dict[str, Any]]:
             case Cancel(reason=reason) if isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 return Ending.CANCEL, None, {"error": clean(f"cancelled: {reason}")}
             case _:
-                wrong = (
-                    f"the handler returned {type(value).__name__}; it may return None, Completed, RetryAfter, Snooze or Cancel"
-                )
+                may = "None, Completed, RetryAfter, Snooze or Cancel"
+                wrong = f"the handler returned {type(value).__name__}; it may return {may}"
     except ValidationError as error:
         wrong = f"wrong return value: {error}"
     return Ending.TERMINAL, None, {"error": wrong}

@@ -37,8 +37,8 @@ def quoted(schema: str) -> str:
 @cache
 def migrations() -> tuple[tuple[int, str, str], ...]:
     """(version, name, SQL template) of every migration, oldest first."""
-    found = [(int(f.name[:4]), f.name[5:-4], f.read_text("utf-8")) for f in files(__name__).iterdir() if f.name.endswith(".sql")]
-    return tuple(sorted(found))
+    scripts = (f for f in files(__name__).iterdir() if f.name.endswith(".sql"))
+    return tuple(sorted((int(f.name[:4]), f.name[5:-4], f.read_text("utf-8")) for f in scripts))
 
 
 def latest() -> int:
@@ -80,8 +80,11 @@ def statements(template: str, prefix: str) -> list[str]:
 def _preparation(prefix: str) -> tuple[str, ...]:
     return (
         f"CREATE SCHEMA IF NOT EXISTS {prefix}",
-        f"CREATE TABLE IF NOT EXISTS {prefix}.migrations (\n"
-        "  version int PRIMARY KEY,\n  name text NOT NULL,\n  applied_at timestamptz NOT NULL DEFAULT clock_timestamp()\n)",
+        f"""CREATE TABLE IF NOT EXISTS {prefix}.migrations (
+  version int PRIMARY KEY,
+  name text NOT NULL,
+  applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)""",
     )
 
 

@@ -56,11 +56,14 @@ class WorkerConfig:
 
     poll_interval: the longest an idle worker goes without looking, when no notification comes.
     grace: how long running handlers get at a stop before they are cancelled.
+    max_unwritten: results that may wait for the database before nothing new is claimed or started; never taken as less
+    than twice the slots, so that flushes have something to gather.
     """
 
     queues: Mapping[str, QueueConfig]
     poll_interval: float = 2.0
     grace: float = 30.0
+    max_unwritten: int = 2000
     hostname: str = ""
     pid: int = 0
     version: str = ""

@@ -45,7 +45,7 @@ def _rows(n: Names, s: int, lane: str, columns: str, limit: str, stripe: str | N
     """Rows of a span `h` of `lane` in order; the one-time filter on the segment keeps other tables unread."""
     return f"""
 (SELECT {columns} FROM {n.s}.ready_{s} r
- WHERE {lane}.seg = {s} AND r.queue = {lane}.queue AND r.priority = {lane}.priority AND r.stripe = {stripe or f'{lane}.stripe'}
+ WHERE {lane}.seg = {s} AND r.queue = {lane}.queue AND r.priority = {lane}.priority AND r.stripe = {stripe or f"{lane}.stripe"}
    AND (r.xid, r.id) > (h.lo_xid, h.lo_id) AND r.xid <= h.hi_xid
    AND (h.filter IS NULL OR pg_visible_in_snapshot(r.xid, h.filter))
  ORDER BY r.queue, r.priority, r.stripe, r.xid, r.id LIMIT {limit})"""
@@ -53,8 +53,10 @@ def _rows(n: Names, s: int, lane: str, columns: str, limit: str, stripe: str | N
 
 def _insert(n: Names, s: int) -> str:
     return f"""claim_{s} AS (
-  INSERT INTO {n.s}.claims_{s} (seg, queue, priority, stripe, turn, instance, lease, deadline_at, seen, upto, pos_xid, pos_id, job_ids, prior)
-  SELECT {s}, c.queue, c.priority, c.stripe, c.turn + 1, $6::bigint, coalesce(b.lease, 0), now() + c.deadline * interval '1 s',
+  INSERT INTO {n.s}.claims_{s} (seg, queue, priority, stripe, turn, instance, lease, deadline_at,
+                                seen, upto, pos_xid, pos_id, job_ids, prior)
+  SELECT {s}, c.queue, c.priority, c.stripe, c.turn + 1, $6::bigint, coalesce(b.lease, 0),
+         now() + c.deadline * interval '1 s',
          CASE WHEN NOT e.exhausted THEN CASE b.stretch WHEN 1 THEN c.seen ELSE c.upto END END,
          CASE WHEN NOT e.exhausted AND b.stretch = 1 THEN c.upto ELSE c.now END,
          CASE WHEN e.exhausted THEN '0' ELSE b.xid END,
@@ -133,7 +135,8 @@ lanes AS MATERIALIZED (   -- lanes that have something, best first
            c.age, head.run_at, c.priority) AS rank
   FROM cursors c JOIN lists l USING (seg, queue, priority, stripe) CROSS JOIN LATERAL (
     SELECT h.ord, r.run_at
-    FROM unnest(l.stretch, l.lo_xid, l.lo_id, l.hi_xid, l.filter) WITH ORDINALITY h(stretch, lo_xid, lo_id, hi_xid, filter, ord)
+    FROM unnest(l.stretch, l.lo_xid, l.lo_id, l.hi_xid, l.filter)
+         WITH ORDINALITY h(stretch, lo_xid, lo_id, hi_xid, filter, ord)
     CROSS JOIN LATERAL (
 {union(lambda s: _rows(n, s, "c", "r.run_at", "1"), segments, "      ")}) r
     ORDER BY h.ord LIMIT 1) head
@@ -145,12 +148,14 @@ queues AS MATERIALIZED (   -- all spans of a queue in the order they are read
          array_agg(h.lo_id ORDER BY l.rank, h.ord) AS lo_id, array_agg(h.hi_xid ORDER BY l.rank, h.ord) AS hi_xid,
          array_agg(h.filter ORDER BY l.rank, h.ord) AS filter
   FROM lanes l
-  CROSS JOIN LATERAL unnest(l.stretch, l.lo_xid, l.lo_id, l.hi_xid, l.filter) WITH ORDINALITY h(stretch, lo_xid, lo_id, hi_xid, filter, ord)
+  CROSS JOIN LATERAL unnest(l.stretch, l.lo_xid, l.lo_id, l.hi_xid, l.filter)
+       WITH ORDINALITY h(stretch, lo_xid, lo_id, hi_xid, filter, ord)
   WHERE h.ord >= l.first
   GROUP BY l.queue, l.stripe
 ),
 picked AS MATERIALIZED (
-  SELECT p.*, (row_number() OVER (PARTITION BY p.seg, p.queue, p.priority, p.stripe ORDER BY p.ord, p.xid, p.id))::int - 1 AS idx
+  SELECT p.*,
+         (row_number() OVER (PARTITION BY p.seg, p.queue, p.priority, p.stripe ORDER BY p.ord, p.xid, p.id))::int - 1 AS idx
   FROM queues q CROSS JOIN LATERAL (SELECT p.* FROM (
     SELECT h.rank, h.stretch, h.ord, r.*
     FROM (SELECT q.queue, q.stripe AS part, h.*

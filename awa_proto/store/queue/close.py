@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from awa_proto import extra as extras
 from awa_proto.job import JobState
-from awa_proto.plan import Op, Plan, Rows, Statement
+from awa_proto.plan import Op, Plan, Rows, Statement, Value
 from awa_proto.store import Ended, Verdict
 from awa_proto.store.queue.names import BODY, Names
 
@@ -64,7 +64,10 @@ accepted AS MATERIALIZED (
 ),"""
 
 
-_BODY_OF_R = "priority, stripe, count, max_attempts, lease, {run_at}, created_at, queue, kind, args, coalesce(now_extra::json, extra)"
+_BODY_OF_R = (
+    "priority, stripe, count, max_attempts, lease, {run_at}, created_at, queue, kind, args,"
+    " coalesce(now_extra::json, extra)"
+)
 
 
 def _side(n: Names, s: int, into: _Into) -> str:
@@ -76,7 +79,8 @@ def _side(n: Names, s: int, into: _Into) -> str:
             return f"""{_ended_jobs(n, s)}
 moved AS (
   INSERT INTO {n.s}.deferred (id, state, attempted_at, finalized_at, {BODY})
-  SELECT id, $5::smallint, claimed_at, CASE $5::smallint WHEN {CODES[JobState.RETRYABLE]} THEN at END, {_BODY_OF_R.format(run_at="due")}
+  SELECT id, $5::smallint, claimed_at, CASE $5::smallint WHEN {CODES[JobState.RETRYABLE]} THEN at END,
+         {_BODY_OF_R.format(run_at="due")}
   FROM accepted ORDER BY id
 ),"""
         case _Into.FAILED:
@@ -153,10 +157,10 @@ def statement(n: Names, s: int, to: JobState, ended: Sequence[Ended], flush: int
         a = e.attempt
         by_claim.setdefault(a.claim_id, (a.run_lease, []))[1].append(a.idx)
     claims = sorted(by_claim)
-    params = (
+    params: tuple[Value, ...] = (
         claims,
         [by_claim[c][0] for c in claims],
-        ["{%s}" % ",".join(map(str, by_claim[c][1])) for c in claims],
+        ["{" + ",".join(map(str, by_claim[c][1])) + "}" for c in claims],
         flush,
         CODES[to],
     )

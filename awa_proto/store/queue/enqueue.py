@@ -40,7 +40,9 @@ WITH job AS MATERIALIZED (
     j(kind, queue, priority, args, max_attempts, extra, ordering{", run_at" if deferring else ""}, ord)
 ),
 runnable AS (
-  INSERT INTO {n.s}.ready (seg, id, queue, priority, stripe, kind, args, max_attempts, extra{", run_at" if deferring else ""})
+  INSERT INTO {n.s}.ready (seg, id, queue, priority, stripe, kind, args, max_attempts, extra{
+        ", run_at" if deferring else ""
+    })
   SELECT {n.open_segment}, id, queue, priority, stripe, kind, args::json, max_attempts, extra::json
     {", coalesce(run_at, now())" if deferring else ""}
   FROM job j {f"WHERE {due}" if deferring else ""}
@@ -48,7 +50,8 @@ runnable AS (
 ){
         f''',
 later AS (
-  INSERT INTO {n.s}.deferred (id, state, queue, priority, stripe, kind, args, attempt, max_attempts, run_lease, run_at, created_at, extra)
+  INSERT INTO {n.s}.deferred (id, state, queue, priority, stripe, kind, args, attempt, max_attempts, run_lease,
+                              run_at, created_at, extra)
   SELECT id, 0, queue, priority, stripe, kind, args::json, 0, max_attempts, 0, run_at, now(), extra::json
   FROM job j WHERE NOT {due}
 )'''
@@ -150,7 +153,9 @@ def copy(n: Names, jobs: Iterable[NewJob], notify: bool, random: Callable[[], fl
             yield Copy("copy.ready", n.schema, "ready", _READY, _chunks(ready, (str(segment),), lanes, rotor, now))
         later = [job for job in given if job.run_at is not None and job.run_at > now]
         if later:
-            yield Copy("copy.deferred", n.schema, "deferred", _DEFERRED, _chunks(later, ("0", "0", "0"), lanes, rotor, now))
+            yield Copy(
+                "copy.deferred", n.schema, "deferred", _DEFERRED, _chunks(later, ("0", "0", "0"), lanes, rotor, now)
+            )
         if notify:
             soon = any((job.run_at - now).total_seconds() < PROMOTE_HINT for job in later if job.run_at is not None)
             yield Statement(

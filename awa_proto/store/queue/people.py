@@ -48,7 +48,7 @@ LIMIT 1"""
 
 @lru_cache
 def _take_sql(n: Names, s: int, into: str) -> str:
-    """$1 id. Takes the lane's turn, deletes the ready row of a job nobody has claimed, and keeps its body `into` …"""
+    """$1 id. Takes the lane's turn, deletes the ready row of a job nobody has claimed, and keeps its body by `into`."""
     return f"""
 WITH r AS MATERIALIZED (
   SELECT * FROM {n.s}.ready_{s} r WHERE r.id = $1::bigint ORDER BY r.id DESC, r.run_lease DESC LIMIT 1
@@ -78,7 +78,8 @@ gone AS (
 kept AS (
 {into}
 )
-SELECT CASE WHEN NOT EXISTS (SELECT FROM free) THEN 'claimed' WHEN EXISTS (SELECT FROM kept) THEN 'taken' ELSE 'again' END FROM r"""
+SELECT CASE WHEN NOT EXISTS (SELECT FROM free) THEN 'claimed' WHEN EXISTS (SELECT FROM kept) THEN 'taken' ELSE 'again' END
+FROM r"""
 
 
 def _into_failed(n: Names) -> str:

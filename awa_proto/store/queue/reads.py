@@ -69,10 +69,12 @@ JOB = """id, kind, queue, args::text, state, priority, attempt, run_lease, max_a
 def _logged(n: Names, where: str, rest: str) -> str:
     """Current rows of `ready`, with the columns of JOB."""
     return f"""
-SELECT r.id, r.kind, r.queue, r.args, {_STATE} AS state, r.priority, r.attempt + (t.claim_id IS NOT NULL)::int AS attempt,
-       coalesce(t.lease, r.run_lease) AS run_lease, r.max_attempts, r.run_at, r.created_at, t.claimed_at AS attempted_at,
+SELECT r.id, r.kind, r.queue, r.args, {_STATE} AS state, r.priority,
+       r.attempt + (t.claim_id IS NOT NULL)::int AS attempt, coalesce(t.lease, r.run_lease) AS run_lease, r.max_attempts,
+       r.run_at, r.created_at, t.claimed_at AS attempted_at,
        CASE WHEN k.outcome IS NULL
-         THEN coalesce(t.claimed_at + (r.extra->>'deadline')::float8 * interval '1 s', t.deadline_at) END AS deadline_at, k.closed_at AS finalized_at, r.extra
+         THEN coalesce(t.claimed_at + (r.extra->>'deadline')::float8 * interval '1 s', t.deadline_at) END AS deadline_at,
+       k.closed_at AS finalized_at, r.extra
 FROM {n.s}.ready r{fate(n, "r")}
 WHERE (k.outcome IS NULL OR k.outcome = {_COMPLETED}) AND {where}
 {rest}"""
@@ -81,11 +83,13 @@ WHERE (k.outcome IS NULL OR k.outcome = {_COMPLETED}) AND {where}
 def _running(n: Names, where: str, rest: str) -> str:
     """Rows of attempts without a closure, from the claims: they are few, wherever they are among the rows of `ready`."""
     return f"""
-SELECT r.id, r.kind, r.queue, r.args, {CODES[JobState.RUNNING]} AS state, r.priority, r.attempt + 1 AS attempt, c.lease AS run_lease,
-       r.max_attempts, r.run_at, r.created_at, c.claimed_at AS attempted_at, c.deadline_at, NULL::timestamptz AS finalized_at, r.extra
+SELECT r.id, r.kind, r.queue, r.args, {CODES[JobState.RUNNING]} AS state, r.priority, r.attempt + 1 AS attempt,
+       c.lease AS run_lease, r.max_attempts, r.run_at, r.created_at, c.claimed_at AS attempted_at, c.deadline_at,
+       NULL::timestamptz AS finalized_at, r.extra
 FROM (
   SELECT c.*, coalesce(k.idx, '{{}}') AS closed FROM {n.s}.claims c LEFT JOIN (
-    SELECT k.seg, k.claim_id, array_agg(i) AS idx FROM {n.s}.closures k CROSS JOIN LATERAL unnest(k.idx) i GROUP BY k.seg, k.claim_id
+    SELECT k.seg, k.claim_id, array_agg(i) AS idx
+    FROM {n.s}.closures k CROSS JOIN LATERAL unnest(k.idx) i GROUP BY k.seg, k.claim_id
   ) k USING (seg, claim_id)
   WHERE cardinality(c.job_ids) > coalesce(cardinality(k.idx), 0)) c
 CROSS JOIN LATERAL unnest(c.job_ids, c.prior) WITH ORDINALITY j(id, prior, ord)
@@ -178,8 +182,10 @@ _IN_FAILED = frozenset({JobState.FAILED, JobState.CANCELLED})
 
 @lru_cache
 def list_sql(n: Names, state: JobState | None, kind: bool, queue: bool) -> str:
-    """$1 before id, $2 limit, then kind and queue as far as they are asked for. States are literals: a bound one would
-    defeat a partial index."""
+    """$1 before id, $2 limit, then kind and queue as far as they are asked for.
+
+    States are literals: a bound one would defeat a partial index.
+    """
     where = "r.id < $1::bigint"
     number = 3
     for column, asked in (("kind", kind), ("queue", queue)):
@@ -253,7 +259,9 @@ def queue_stats(n: Names) -> Op[list[QueueStat]]:
     """How many jobs each queue holds. One statement per segment in use: planned as one they cost a compilation."""
 
     def plan() -> Plan[list[QueueStat]]:
-        used = yield Statement("segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'")
+        used = yield Statement(
+            "segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'"
+        )
         beside, said, *logs = yield (
             Statement("stats.beside", _counts_beside_sql(n)),
             Statement("stats.queues", f"SELECT queue, paused_at IS NOT NULL, stripes FROM {n.s}.queues"),

@@ -34,7 +34,9 @@ def _settings(n: Names, queues: Sequence[str]) -> Statement:
 
 def _read(ring: Rows, settings: Rows) -> tuple[Ring, dict[str, QueueSettings]]:
     version, segments = ring[0]
-    return Ring(version, tuple(segments)), {queue: QueueSettings(stripes, paused) for queue, stripes, paused in settings}
+    return Ring(version, tuple(segments)), {
+        queue: QueueSettings(stripes, paused) for queue, stripes, paused in settings
+    }
 
 
 def survey(n: Names, queues: Sequence[str]) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
