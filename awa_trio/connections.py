@@ -1,0 +1,36 @@
+"""Connections and pools this package takes. psycopg is looked at only when it is needed, since it may not be installed."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from awa_proto.errors import ConfigurationError, ValidationError
+
+if TYPE_CHECKING:
+    from awa_trio.db.connection import TrioConnection
+    from awa_trio.db.pool import Pool
+    from awa_trio.db.psycopg import Database
+
+AnyConnection: TypeAlias = "TrioConnection[Any]"
+"""What `using=` takes."""
+AnyPool: TypeAlias = "Pool"
+"""What `pool=` takes."""
+
+
+def refuse_foreign(connection: object) -> None:
+    """Raise ValidationError for anything but a connection that runs under trio."""
+    module = sys.modules.get("awa_trio.db.connection")
+    if module is None or not isinstance(connection, module.TrioConnection):
+        found = f"{type(connection).__module__}.{type(connection).__qualname__}"
+        raise ValidationError("using", f"an awa_trio.db.connection.TrioConnection is needed here, not {found}")
+
+
+def database(*args: Any, **kwargs: Any) -> Database:
+    """Make a database, arguments as its class. Raises ConfigurationError when psycopg is missing."""
+    if find_spec("psycopg") is None:
+        raise ConfigurationError("psycopg is not installed: pip install 'awa-queue[trio]'")
+    made: Database = importlib.import_module("awa_trio.db.psycopg").Database(*args, **kwargs)
+    return made
