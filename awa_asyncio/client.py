@@ -12,7 +12,6 @@ import random
 import socket
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
-from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 
@@ -30,7 +29,7 @@ from awa_asyncio.job import BlockingJob, Job
 from awa_asyncio.running import run
 from awa_asyncio.tasks import Tasks
 from awa_asyncio.worker import Worker
-from awa_proto.application import Application
+from awa_proto.application import Application, known_dsn
 from awa_proto.blocking import BlockingClient
 from awa_proto.dsn import check_dsn
 from awa_proto.errors import ConfigurationError, ValidationError
@@ -173,7 +172,6 @@ class Client(Tasks):
             grace=grace,
             hostname=socket.gethostname(),
             pid=os.getpid(),
-            version=_version(),
         )
         return Worker(
             self._application.machine(config),
@@ -218,12 +216,7 @@ class Client(Tasks):
         """The database on the loop that is running; a new one when the loop is, for connections belong to a loop."""
         loop = asyncio.get_running_loop()
         if self._opened is None or self._opened[1] is not loop:
-            dsn = self._dsn
-            if dsn is None and self._pool is None:
-                dsn = os.environ.get("AWA_DATABASE_URL")
-                if not dsn:
-                    wanted = "a DSN (postgresql://… takes the rest from PG* variables), pool=, or $AWA_DATABASE_URL"
-                    raise ConfigurationError(f"the client has no database: give it {wanted}")
+            dsn = self._dsn if self._pool is not None else known_dsn(self._dsn, os.environ)
             database = database_of(self._driver)(
                 dsn,
                 pool=self._pool,
@@ -275,10 +268,3 @@ class Transaction:
         if self._connection is None:
             raise RuntimeError("the transaction was not entered: async with client.transaction() as tx")
         return self._connection
-
-
-def _version() -> str:
-    try:
-        return version("awa-queue")
-    except PackageNotFoundError:
-        return ""

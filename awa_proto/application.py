@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from awa_proto.errors import ValidationError
+from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.operations import Operations
 from awa_proto.registry import Registry
 from awa_proto.store.queue import QueueStore
+from awa_proto.version import VERSION
 from awa_proto.worker.config import QueueConfig, WorkerConfig
 from awa_proto.worker.worker import WorkerMachine
 
@@ -38,9 +39,8 @@ class Application:
         grace: float,
         hostname: str,
         pid: int,
-        version: str,
     ) -> WorkerConfig:
-        """How a worker is set up. Raises ValidationError or ConfigurationError, also for a type pydantic cannot read."""
+        """How a worker is set up. Raises ValidationError or ConfigurationError; also when args cannot be read."""
         if not isinstance(queues, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValidationError("queues", f"a mapping of queues to slots is needed, not {type(queues).__name__}")
         self.registry.prepare()
@@ -53,9 +53,18 @@ class Application:
             grace=grace,
             hostname=hostname,
             pid=pid,
-            version=version,
+            version=VERSION,
         )
 
     def machine(self, config: WorkerConfig) -> WorkerMachine:
         """A worker without I/O, not started."""
         return WorkerMachine(store=self.store, tasks=self.registry.tasks, config=config, random=self._random)
+
+
+def known_dsn(dsn: str | None, environ: Mapping[str, str]) -> str:
+    """The DSN given, else that of the environment. Raises ConfigurationError when there is none."""
+    found = dsn or environ.get("AWA_DATABASE_URL")
+    if not found:
+        wanted = "a DSN (a bare postgresql:// reads the PG* variables), pool=, or $AWA_DATABASE_URL"
+        raise ConfigurationError(f"the client has no database: give it {wanted}")
+    return found

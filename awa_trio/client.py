@@ -11,16 +11,15 @@ import random
 import socket
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
-from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 
 import trio
 
-from awa_proto.application import Application
+from awa_proto.application import Application, known_dsn
 from awa_proto.blocking import BlockingClient
 from awa_proto.dsn import check_dsn
-from awa_proto.errors import ConfigurationError, ValidationError
+from awa_proto.errors import ValidationError
 from awa_proto.operations import Operations
 from awa_proto.plan import Op, Row, Value
 from awa_proto.worker.config import QueueConfig
@@ -156,7 +155,6 @@ class Client(Tasks):
             grace=grace,
             hostname=socket.gethostname(),
             pid=os.getpid(),
-            version=_version(),
         )
         return Worker(
             self._application.machine(config),
@@ -201,12 +199,7 @@ class Client(Tasks):
         """The database in the run of trio that is going on; a new one in a new run, for connections belong to a run."""
         token = trio.lowlevel.current_trio_token()
         if self._opened is None or self._opened[1] is not token:
-            dsn = self._dsn
-            if dsn is None and self._pool is None:
-                dsn = os.environ.get("AWA_DATABASE_URL")
-                if not dsn:
-                    wanted = "a DSN (postgresql://… takes the rest from PG* variables), pool=, or $AWA_DATABASE_URL"
-                    raise ConfigurationError(f"the client has no database: give it {wanted}")
+            dsn = self._dsn if self._pool is not None else known_dsn(self._dsn, os.environ)
             opened = database(
                 dsn,
                 pool=self._pool,
@@ -258,10 +251,3 @@ class Transaction:
         if self._connection is None:
             raise RuntimeError("the transaction was not entered: async with client.transaction() as tx")
         return self._connection
-
-
-def _version() -> str:
-    try:
-        return version("awa-queue")
-    except PackageNotFoundError:
-        return ""

@@ -1,0 +1,239 @@
+"""Client and Transaction in blocking code: each method is an operation of the core, bound.
+
+Nothing is connected before it is needed, so a client can be made at import and shared by a whole application. `with`
+closes what was opened. By hand are only the ways to carry an Op to a connection, and the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
+
+from awa_proto.application import Application, known_dsn
+from awa_proto.binding import bind
+from awa_proto.dsn import check_dsn
+from awa_proto.errors import ValidationError
+from awa_proto.operations import Operations
+from awa_proto.plan import Op, Row, Value
+from awa_proto.worker.config import QueueConfig
+from awa_proto.worker.events import StartJob
+from awa_sync.connections import AnyConnection, AnyPool, database, refuse_foreign
+from awa_sync.job import Job
+from awa_sync.running import run
+from awa_sync.tasks import Tasks
+from awa_sync.worker import Worker
+
+if TYPE_CHECKING:
+    from awa_sync.db.psycopg import Connection, Database
+
+    ClientOps = Operations[AnyConnection]
+    TransactionOps = Operations[Never]
+else:
+    ClientOps = TransactionOps = Operations
+
+T = TypeVar("T")
+
+
+class Client(Tasks):
+    """A job queue in a PostgreSQL database. Also a Tasks of its own: `@client.task(...)`.
+
+    Args:
+        dsn: A URL or `key=value` pairs; by default $AWA_DATABASE_URL when it is first needed.
+        schema: The schema the queue lives in.
+        pool: A `psycopg_pool.ConnectionPool` of your own to take connections from. It stays yours to close.
+        tasks: Tasks whose handlers the client's workers run.
+        statement_timeout: Seconds a statement, a connect, or the wait for a connection may take.
+        max_size: Most connections at the same time, those of workers aside.
+
+    Raises:
+        ConfigurationError: The DSN cannot be read (its password is never repeated), or a library is not installed.
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        schema: str = "awa",
+        pool: AnyPool | None = None,
+        tasks: Iterable[Tasks] = (),
+        statement_timeout: float = 30.0,
+        max_size: int = 10,
+    ) -> None:
+        super().__init__()
+        if dsn is not None:
+            check_dsn(dsn, keywords=True)
+        self._dsn = dsn
+        self._pool = pool
+        self._seconds = statement_timeout
+        self._max_size = max_size
+        self._application = Application(
+            self.registry, [other.registry for other in tasks], schema=schema, random=random.random
+        )
+        self._opened: Database | None = None
+        self._opening = threading.Lock()
+        self._borrowing: Database | None = None
+
+    @property
+    def operations(self) -> Operations[Any]:
+        """The calls of this client as Ops, for code that carries them out itself."""
+        return self._application.operations
+
+    def __enter__(self) -> Self:
+        self._database().open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the client's connections. It opens new ones when it is used again."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+    def perform(self, op: Op[T], /) -> T:
+        """The result of an Op; what every method ends in.
+
+        Raises:
+            ValidationError: `using=` is not a connection this package can use.
+            DatabaseError: See `error.failure`.
+            SchemaNotMigrated: There is no schema of this version; see `migrate`.
+        """
+        if op.using is None:
+            return self._database().run(op)
+        refuse_foreign(op.using)
+        if self._borrowing is None:
+            self._borrowing = database(schema=self._application.schema, statement_timeout=self._seconds)
+        return self._borrowing.run(op)
+
+    insert = bind(ClientOps.insert)
+    insert_many = bind(ClientOps.insert_many)
+    enqueue_many = bind(ClientOps.enqueue_many)
+    get_job = bind(ClientOps.get_job)
+    list_jobs = bind(ClientOps.list_jobs)
+    cancel = bind(ClientOps.cancel)
+    retry = bind(ClientOps.retry)
+    queue_stats = bind(ClientOps.queue_stats)
+    pause_queue = bind(ClientOps.pause_queue)
+    resume_queue = bind(ClientOps.resume_queue)
+    set_stripes = bind(ClientOps.set_stripes)
+    migrate = bind(ClientOps.migrate)
+
+    def transaction(self) -> Transaction:
+        """A transaction on a connection of the client: `with client.transaction() as tx`.
+
+        Committed when the block ends, rolled back when an exception leaves it.
+        """
+        return Transaction(self.operations, self._database().transaction())
+
+    def worker(
+        self, queues: Mapping[str, int | QueueConfig], /, *, poll_interval: float = 2.0, grace: float = 30.0
+    ) -> Worker:
+        """A worker for these queues: `with client.worker({"email": 10}) as worker`. Leaving stops it gracefully.
+
+        Args:
+            queues: For each queue how many handlers may run at the same time, or a QueueConfig.
+            poll_interval: Seconds after which an idle worker looks for jobs although it was not notified.
+            grace: Seconds that running handlers get at a stop before they are cancelled.
+
+        Raises:
+            ValidationError: Naming the setting and its limit.
+            ConfigurationError: There is no queue, or the client has a pool and no DSN.
+        """
+        config = self._application.configured(
+            queues,
+            poll_interval=poll_interval,
+            grace=grace,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        return Worker(
+            self._application.machine(config),
+            self._database(),
+            channel=self._application.store.channel,
+            new_job=self._job_maker(),
+            grace=grace,
+            capacity=sum(queue.max_workers for queue in config.queues.values()),
+        )
+
+    def run(
+        self, queues: Mapping[str, int | QueueConfig], /, *, poll_interval: float = 2.0, grace: float = 30.0
+    ) -> None:
+        """Work until SIGTERM or SIGINT, which stop gracefully; a second one stops with no grace.
+
+        Args:
+            queues: As `worker`.
+            poll_interval: As `worker`.
+            grace: As `worker`.
+
+        Raises:
+            ConfigurationError: As `worker`; also outside of the main thread, where there are no signals.
+        """
+        run(self.worker(queues, poll_interval=poll_interval, grace=grace))
+
+    def _job_maker(self) -> Callable[[StartJob], Job[Any]]:
+        return lambda start: Job(start.attempt, start.args, self)
+
+    def _database(self) -> Database:
+        """The database, made by whichever thread needs it first."""
+        with self._opening:
+            if self._opened is None:
+                dsn = self._dsn if self._pool is not None else known_dsn(self._dsn, os.environ)
+                self._opened = database(
+                    dsn,
+                    pool=self._pool,
+                    schema=self._application.schema,
+                    statement_timeout=self._seconds,
+                    max_size=self._max_size,
+                )
+            return self._opened
+
+
+class Transaction:
+    """A transaction of a client's own connection, READ COMMITTED, for jobs and for SQL of the user. Entered once."""
+
+    def __init__(self, operations: Operations[Any], context: AbstractContextManager[Connection]) -> None:
+        """Made by `Client.transaction`."""
+        self.operations = operations
+        self._context = context
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> Self:
+        self._connection = self._context.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._context.__exit__(kind, error, trace)
+
+    def execute(self, sql: str, /, *args: Value) -> None:
+        """Run one statement of yours with placeholders `$1`, each with a cast: `$1::bigint`. Raises DatabaseError."""
+        self._entered().execute(sql, *args)
+
+    def fetch(self, sql: str, /, *args: Value) -> list[Row]:
+        """The rows of one statement of yours, as tuples; placeholders as `execute`. Raises DatabaseError."""
+        return self._entered().fetch(sql, *args)
+
+    def perform(self, op: Op[T], /) -> T:
+        """The result of an Op, inside of this transaction. Raises DatabaseError."""
+        if op.using is not None:
+            raise ValidationError("using", "a transaction has its connection; leave using= out")
+        return self._entered().run(op)
+
+    insert = bind(TransactionOps.insert)
+    insert_many = bind(TransactionOps.insert_many)
+    cancel = bind(TransactionOps.cancel)
+
+    def _entered(self) -> Connection:
+        if self._connection is None:
+            raise RuntimeError("the transaction was not entered: with client.transaction() as tx")
+        return self._connection

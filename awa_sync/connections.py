@@ -1,0 +1,37 @@
+"""Connections and pools this package takes. psycopg is looked at only when it is needed, since it may not be installed."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from awa_proto.errors import ConfigurationError, ValidationError
+
+if TYPE_CHECKING:
+    import psycopg
+    import psycopg_pool
+
+    from awa_sync.db.psycopg import Database
+
+AnyConnection: TypeAlias = "psycopg.Connection[Any]"
+"""What `using=` takes."""
+AnyPool: TypeAlias = "psycopg_pool.ConnectionPool[Any]"
+"""What `pool=` takes."""
+
+
+def refuse_foreign(connection: object) -> None:
+    """Raise ValidationError for anything but a blocking connection of psycopg."""
+    module = sys.modules.get("psycopg")
+    if module is None or not isinstance(connection, module.Connection):
+        found = f"{type(connection).__module__}.{type(connection).__qualname__}"
+        raise ValidationError("using", f"a psycopg.Connection is needed here, not {found}")
+
+
+def database(*args: Any, **kwargs: Any) -> Database:
+    """Make a database, arguments as its class. Raises ConfigurationError when psycopg is missing."""
+    if find_spec("psycopg") is None:
+        raise ConfigurationError("psycopg is not installed: pip install 'awa-queue[psycopg]'")
+    made: Database = importlib.import_module("awa_sync.db.psycopg").Database(*args, **kwargs)
+    return made

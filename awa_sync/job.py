@@ -1,0 +1,21 @@
+"""Job: what the handlers of blocking code get. All of them block, so BlockingJob is another name for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from awa_proto.handler import JobBase
+
+if TYPE_CHECKING:
+    from awa_sync.client import Client  # noqa: F401  named in a base class below
+
+A_co = TypeVar("A_co", covariant=True)
+
+
+class Job(JobBase[A_co, "Client"]):
+    """What a handler gets, in its thread: the attempt, its args, and the client."""
+
+    __slots__ = ()
+
+
+BlockingJob = Job

@@ -1,0 +1,54 @@
+"""Tasks: handlers by the kind of their jobs, typed for the Job of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, overload
+
+from awa_proto.outcome import Result
+from awa_proto.registry import Registry
+from awa_sync.job import Job
+
+A = TypeVar("A")
+R = TypeVar("R", bound=Result)
+
+
+class RegisterTask(Protocol[A]):
+    """A decorator for a handler of jobs with args of type A. It returns the handler as it is."""
+
+    def __call__(self, handler: Callable[[Job[A]], R], /) -> Callable[[Job[A]], R]:
+        """Register the handler."""
+        ...
+
+
+class Tasks:
+    """The tasks of one module or application, without a client: `Client(dsn, tasks=[tasks])` takes them.
+
+    Tasks that are added after that count too.
+    """
+
+    def __init__(self) -> None:
+        self.registry = Registry(takes_coroutines=False)
+
+    @overload
+    def task(self, args_type: type[A], /, *, kind: str | None = None, queue: str | None = None) -> RegisterTask[A]: ...
+    @overload
+    def task(self, /, *, kind: str, queue: str | None = None) -> RegisterTask[dict[str, Any]]: ...
+    def task(
+        self, args_type: type[Any] | None = None, /, *, kind: str | None = None, queue: str | None = None
+    ) -> RegisterTask[Any]:
+        """Register the handler of a kind of jobs, as a decorator.
+
+        The handler is called with one argument, the job, in a thread. It is no `async def` function: nothing awaits.
+        It returns None, Completed, RetryAfter, Snooze or Cancel; any exception is an error that is retried,
+        TerminalError one that is not.
+
+        Args:
+            args_type: The class of the args; without it they are a dict, and `kind` is needed.
+            kind: Instead of the one of the class: its `kind: ClassVar[str]`, or its name in snake case.
+            queue: Where jobs of this kind go when an insert names no queue.
+
+        Raises:
+            ValidationError: The kind has a handler already, or the handler cannot be called with a job.
+        """
+        return self.registry.task(args_type, kind=kind, queue=queue)
