@@ -1,0 +1,91 @@
+"""The command line, and the order of things: round robin over the systems, so that drift of the machine hits all alike."""
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import environments
+from benchmarks.arena import Arena
+from benchmarks.results import Results
+from benchmarks.scenarios import SCENARIOS
+from benchmarks.systems import SYSTEMS, System
+from benchmarks.trial import Options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure; return 0 if every system could be."""
+    asked = _parser().parse_args(arguments)
+    systems = [SYSTEMS[name] for name in asked.systems]
+    options = Options(
+        jobs=asked.jobs, concurrency=asked.concurrency, quick=asked.quick, show_statements=asked.statements
+    )
+    repeat = asked.repeat or (1 if asked.quick else 3)
+    results = Results(asked.scenario, {})
+    systems = [system for system in systems if _prepare(system, results)]
+    with Arena(asked.postgres) as arena:
+        _say(arena.source)
+        for turn in range(1, repeat + 1):
+            for system in systems:
+                if system.name not in results.failures:
+                    _measure(arena, system, options, results, f"{turn}/{repeat}")
+    print(results.table())
+    if asked.json:
+        results.write(asked.json)
+    return 1 if results.failures else 0
+
+
+def _prepare(system: System, results: Results) -> bool:
+    try:
+        results.versions[system.name] = environments.version(system)
+    except RuntimeError as error:
+        results.fail(system.name, str(error))
+        _say(f"{system.name} FAILED: {error}")
+        return False
+    return True
+
+
+def _measure(arena: Arena, system: System, options: Options, results: Results, turn: str) -> None:
+    began = time.monotonic()
+    try:
+        figures = SCENARIOS[results.scenario](arena, system, options)
+    except Exception as error:  # noqa: BLE001 - whatever a system does wrong is its result, and the others go on
+        results.fail(system.name, f"{type(error).__name__}: {error}")
+        _say(f"{results.scenario} {turn} {system.name} FAILED\n{traceback.format_exc()}")
+        return
+    results.add(system.name, figures)
+    said = ", ".join(f"{each.metric} {each.value:,.2f} {each.unit}".rstrip() for each in figures)
+    _say(f"{results.scenario} {turn} {system.name}: {said} ({time.monotonic() - began:.0f} s)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("scenario", choices=SCENARIOS, nargs="?", default="drain")
+    parser.add_argument("--systems", type=_names, default=list(SYSTEMS), help=f"of {','.join(SYSTEMS)} (default: all)")
+    parser.add_argument("--jobs", type=_positive, help="default: the scenario's own")
+    parser.add_argument("--concurrency", type=_positive, default=50, help="of a worker, where the scenario has no own")
+    parser.add_argument("--repeat", type=_positive, help="runs of each system, of which the median counts (default: 3)")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--postgres", choices=["system", "embedded"], help="default: of the system where there is one")
+    parser.add_argument("--quick", action="store_true", help="few jobs, short waits, one run: only whether it works")
+    parser.add_argument("--statements", action="store_true", help="idle: show which statements were counted")
+    return parser
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in SYSTEMS]:
+        raise argparse.ArgumentTypeError(f"no system {', '.join(unknown)}; there are {', '.join(SYSTEMS)}")
+    return names
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
