@@ -9,10 +9,11 @@ from pathlib import Path
 
 from benchmarks import environments
 from benchmarks.arena import Arena
+from benchmarks.crew import AgentFailed
 from benchmarks.results import Results
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.systems import SYSTEMS, System
-from benchmarks.trial import Options
+from benchmarks.trial import Options, WrongResult
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +54,8 @@ def _measure(arena: Arena, system: System, options: Options, results: Results, t
         figures = SCENARIOS[results.scenario](arena, system, options)
     except Exception as error:  # noqa: BLE001 - whatever a system does wrong is its result, and the others go on
         results.fail(system.name, f"{type(error).__name__}: {error}")
-        _say(f"{results.scenario} {turn} {system.name} FAILED\n{traceback.format_exc()}")
+        expected = isinstance(error, AgentFailed | WrongResult)
+        _say(f"{results.scenario} {turn} {system.name} FAILED: {error if expected else traceback.format_exc()}")
         return
     results.add(system.name, figures)
     said = ", ".join(f"{each.metric} {each.value:,.2f} {each.unit}".rstrip() for each in figures)

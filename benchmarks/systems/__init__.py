@@ -27,7 +27,10 @@ class System:
 
 BASELINE = "pgqueuer"
 
-_OURS = "SELECT count(*) FROM awa.jobs WHERE state <> 'completed'"
+_OURS = """
+    SELECT (SELECT count(*) FROM awa.ready) + (SELECT count(*) FROM awa.deferred) + (SELECT count(*) FROM awa.failed)
+         - (SELECT coalesce(sum(cardinality(idx)), 0) FROM awa.closures)
+"""  # each row of ready is an attempt, each index of a closure the end of one
 
 SYSTEMS = {
     system.name: system

@@ -1,0 +1,65 @@
+"""awa_asyncio, over whichever of its drivers."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Literal
+
+import awa_asyncio as awa
+from benchmarks.stage import Stage
+from benchmarks.systems import on_asyncio
+from benchmarks.systems.adapter import QUEUE, Produce, Work
+
+Driver = Literal["asyncpg", "psycopg"]
+
+
+@dataclass
+class Bench:
+    """The arguments of a job."""
+
+    job: int
+
+
+def install(driver: Driver, dsn: str) -> None:
+    async def run() -> None:
+        async with awa.Client(dsn, driver=driver) as client:
+            await client.migrate()
+
+    asyncio.run(run())
+
+
+def produce(driver: Driver, order: Produce, stage: Stage) -> None:
+    async def run() -> None:
+        async with awa.Client(order.dsn, driver=driver, max_size=order.producers) as client:
+
+            async def single(jobs: range) -> None:
+                await client.insert(Bench(jobs[0]), queue=QUEUE, notify=order.wake)
+
+            async def many(jobs: range) -> None:
+                await client.insert_many([Bench(job) for job in jobs], queue=QUEUE, notify=order.wake)
+
+            async def copy(jobs: range) -> None:
+                await client.enqueue_many([Bench(job) for job in jobs], queue=QUEUE, notify=order.wake)
+
+            insert = {"single": single, "many": many, "copy": copy}[order.way]
+            await on_asyncio.produce(order, stage, [insert] * order.producers)
+
+    asyncio.run(run())
+
+
+def work(driver: Driver, order: Work, stage: Stage) -> None:
+    async def run() -> None:
+        handle = on_asyncio.handler(order, stage)
+
+        async with awa.Client(order.dsn, driver=driver) as client:
+
+            @client.task(Bench, queue=QUEUE)
+            async def bench(job: awa.Job[Bench]) -> None:
+                await handle(job.args.job)
+
+            stage.ready()
+            stop = on_asyncio.stopping(stage)
+            async with client.worker({QUEUE: order.concurrency}):
+                await stop.wait()
+            stage.finish()
+
+    asyncio.run(run())
