@@ -1,0 +1,71 @@
+"""What the README and the docs show is run and compared, not only read."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from awa_proto.outcome import TABLE
+
+ROOT = Path(__file__).parent.parent
+SHOWN = {
+    "awa_asyncio": "mail to ada@example.org, attempt 1\n",
+    "awa_trio": "320 pixels, attempt 2\n",
+    "awa_sync": "importing a.csv\n",
+}
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+EVERY_BLOCK = [
+    pytest.param(block, id=f"{page.name}-{number}")
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for number, block in enumerate(blocks(page), 1)
+]
+
+
+@pytest.mark.parametrize("block", EVERY_BLOCK)
+def test_a_code_block_of_the_docs_runs_as_it_stands(block: str, database: str) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-c", block],
+        env={**os.environ, "AWA_DATABASE_URL": database},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    expected = [text for package, text in SHOWN.items() if f"import {package}" in block]
+    assert [shown.stdout] == expected, shown.stderr
+
+
+def test_the_readme_has_an_example_for_each_driver() -> None:
+    readme = "\n".join(blocks(ROOT / "README.md"))
+    assert all(f"import {package} as awa" in readme for package in SHOWN)
+
+
+def test_the_table_of_outcomes_in_the_docs_is_the_one_the_core_acts_by() -> None:
+    page = (ROOT / "docs" / "semantics.md").read_text()
+    shown = page.split("<!-- /outcomes -->")[0].split("-->")[-1].strip().splitlines()[2:]
+    assert shown == [
+        f"| {ending} | {rule.to} | {rule.last or rule.to} | {yes(rule.entry)} | {yes(not rule.gives_back)} |"
+        for ending, rule in TABLE.items()
+    ]
+
+
+def yes(fact: bool) -> str:
+    return "yes" if fact else "no"
+
+
+def test_the_links_of_the_readme_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
+    assert [link for link in links if not (ROOT / link).exists()] == ["docs/benchmarks.md"] * (
+        not (ROOT / "docs/benchmarks.md").exists()
+    )
