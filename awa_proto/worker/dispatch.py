@@ -19,6 +19,7 @@ from awa_proto.store import Claimed, Demand, Ring
 from awa_proto.task import Task
 from awa_proto.worker.backoff import Backoff
 from awa_proto.worker.context import Context
+from awa_proto.worker.deadlines import Fence
 from awa_proto.worker.events import CancelJob, Lane, Output, Reason, StartJob
 from awa_proto.worker.finalize import Finalizer
 from awa_proto.worker.running import Running
@@ -65,7 +66,7 @@ class Dispatcher:
         self._tasks = tasks
         self._finalizer = finalizer
         self._running = running
-        self._bound = max(2 * sum(queue.slots for queue in queues.values()), 2000)
+        self._bound = max(2 * sum(queue.slots for queue in queues.values()), context.config.max_unwritten)
         self._backoff = Backoff(0.1, 10.0, context.random)
         self._hold = -math.inf
         self._asked: list[ServedQueue] = []
@@ -97,7 +98,7 @@ class Dispatcher:
         self._context.timers.cancel(Timer.CLAIM)
         self._context.timers.cancel(Timer.BUFFER)
         for queue in self.queues.values():
-            self._release(queue, now)
+            self._release(queue, now, most=len(queue.buffer))
 
     def settle(self, now: float) -> None:
         """Start what can be started, then ask for what is wanted."""
@@ -196,8 +197,8 @@ class Dispatcher:
     # starts
 
     def _start(self, queue: ServedQueue, now: float) -> None:
-        buffer, tasks, running = queue.buffer, self._tasks, self._running
-        while buffer and queue.running < queue.slots:
+        buffer, tasks, running, finalizer = queue.buffer, self._tasks, self._running, self._finalizer
+        while buffer and queue.running < queue.slots and finalizer.unwritten < self._bound:
             attempt = buffer.popleft()
             task = tasks.get(attempt.kind)
             if task is None:
@@ -234,20 +235,34 @@ class Dispatcher:
             if not queue.buffer:
                 continue
             stuck = now - queue.moved_at
-            if stuck >= PATIENCE and self._finalizer.unwritten < self._bound:
+            if stuck >= PATIENCE:
                 queue.slowed_down(stuck)
-                self._release(queue, now)
-            else:
+                self._release(queue, now, most=self._bound - self._finalizer.unwritten)
+            if queue.buffer:
                 next_look = min(next_look, max(queue.moved_at, now - PATIENCE / 2) + PATIENCE)
         if next_look < math.inf:
             self._context.timers.set(Timer.BUFFER, next_look)
 
-    def _release(self, queue: ServedQueue, now: float) -> None:
-        for attempt in queue.buffer:
+    def _release(self, queue: ServedQueue, now: float, *, most: int) -> None:
+        """Give back buffered jobs, the least urgent ones first."""
+        for _ in range(min(most, len(queue.buffer))):
+            attempt = queue.buffer.pop()
             if self._running.deadlines:
                 self._running.deadlines.forget(attempt)
             self._finalizer.add(attempt, Ending.RELEASED, now)
-        queue.buffer.clear()
+
+    def cancelled(self, fence: Fence) -> None:
+        """A person cancelled an attempt, which is thereby ended: nothing is written for it any more."""
+        attempt = self._running.cancelled(fence)
+        if attempt is not None:
+            self._out.append(CancelJob(attempt, Reason.CANCELLED))
+            return
+        for queue in self.queues.values():
+            for attempt in queue.buffer:
+                if (attempt.id, attempt.run_lease) == fence:
+                    queue.buffer.remove(attempt)
+                    self._running.deadlines.forget(attempt)
+                    return
 
     def watch_deadlines(self) -> None:
         """Keep the timer at the next deadline."""

@@ -60,9 +60,20 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """A notification: this queue may have work. None: all of them may."""
+    """A notification: this queue may have work. None: all of them may, or something deferred is due soon.
+
+    `!id:run_lease` is what a store says instead of a queue when a person cancelled an attempt that runs.
+    """
 
     queue: str | None = None
+
+    @staticmethod
+    def cancelled_attempt(payload: str) -> tuple[int, int] | None:
+        """The attempt whose cancellation the payload reports: (id, run_lease); None for any other payload."""
+        number, colon, lease = payload[1:].partition(":")
+        if payload[:1] == "!" and colon and number.isdecimal() and lease.isdecimal():
+            return int(number), int(lease)
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ event                                   | slot  | result
 ----------------------------------------|-------|-----------------------------------------
 the handler ends                        | freed | what it did
 the deadline, while it runs             | kept  | DEADLINE
-the handler ends after its deadline     | freed | none: it has one
+a person cancels it                     | kept  | none: the cancellation has written it
+the handler ends after one of the two   | freed | none
 the handler ends, cancelled by the stop | freed | RELEASED: what a cancelled handler returns is no result
 it ends once more, or was never started | -     | none
 """
@@ -82,6 +83,15 @@ class Running:
         self._ended.add(fence)
         self._finalizer.add(attempt, Ending.DEADLINE, now)
         return True
+
+    def cancelled(self, fence: Fence) -> Attempt | None:
+        """Somebody else ended an attempt. The attempt, when its handler runs and knows nothing yet."""
+        started = self._started.get(fence)
+        if started is None or fence in self._ended:
+            return None
+        self._ended.add(fence)
+        self.deadlines.forget(started[0])
+        return started[0]
 
     def release_from_now_on(self) -> None:
         """The handlers are being cancelled: how they end says nothing about their jobs."""

@@ -32,6 +32,7 @@ NOISE: Final = (25, 0.05)
 """So many notifications within so many seconds (500 a second) are noise: the queue is polled instead."""
 SILENCE: Final = 0.03
 """Seconds of empty polls after which an awake queue goes back to sleep."""
+_EARLY = 0.6
 _SMOOTHING = 0.1
 
 
@@ -46,8 +47,8 @@ class ServedQueue:
 
     __slots__ = (
         "_again_at", "_ask_at", "_asked", "_backlog", "_bucket", "_delay", "_doubted", "_dry", "_found_at", "_heard",
-        "_heard_since", "_next_stripe", "_pace", "_poll_interval", "_random", "_stripes_asked", "_woken", "asleep",
-        "awake", "buffer", "config", "empty", "moved_at", "name", "paused", "running", "slots", "stripes",
+        "_heard_since", "_next_stripe", "_pace", "_poll_interval", "_random", "_stripes_asked", "_wait", "_woken",
+        "asleep", "awake", "buffer", "config", "empty", "moved_at", "name", "paused", "running", "slots", "stripes",
     )  # fmt: skip
 
     def __init__(self, name: str, config: QueueConfig, poll_interval: float, random: Callable[[], float]) -> None:
@@ -75,6 +76,7 @@ class ServedQueue:
         self._ask_at = -math.inf
         self._again_at = -math.inf
         self._delay = FIRST_POLL
+        self._wait = 0.0
         self._found_at = -math.inf
         self._woken = False
         self._doubted = False
@@ -115,13 +117,16 @@ class ServedQueue:
         return at
 
     def is_due(self, now: float) -> bool:
-        """Whether it is asked by a claim made now: its time has come, or over half of the wait for a poll is over."""
+        """Whether it is asked by a claim made now: its time has come, or nearly half of the wait for a poll is over.
+
+        So the polls of several idle queues fall together and stay together.
+        """
         wanted = self.wanted()
         if self.paused or wanted <= 0 or self._again_at > now:
             return False
         if self._bucket is not None and self._bucket.ready_at(now, wanted) > now:
             return False
-        return self._ask_at - now <= self._delay / 4
+        return self._ask_at - now <= _EARLY * self._wait
 
     def ask(self, now: float) -> list[Demand]:
         """What to ask for now: of a backlog one stripe after the other, else of as many stripes as jobs are wanted."""
@@ -180,7 +185,8 @@ class ServedQueue:
         if not got:
             self.awake = False
             self.asleep = True
-        self._ask_at = now + self._delay * (1 + 0.1 * self._random())
+        self._wait = self._delay * (1 + 0.1 * self._random())
+        self._ask_at = now + self._wait
         self._delay = min(2 * self._delay, self._poll_interval)
 
     # wake-ups

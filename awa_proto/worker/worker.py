@@ -222,6 +222,9 @@ class WorkerMachine:
                 queue.wake(now)
         elif name in self._queues:
             self._queues[name].hear(now)
+        elif (fence := Woken.cancelled_attempt(name)) is not None:
+            self._dispatcher.cancelled(fence)
+            return
         self._surveyor.woken(name, now)
 
     def _ring(self, timer: Timer, now: float) -> None:

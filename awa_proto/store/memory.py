@@ -1,0 +1,539 @@
+"""The model: a Store without a database, to read and to compare with.
+
+One dictionary of jobs and one of claims, and every Op acts when it is run, in one indivisible step. What an engine does
+with logs, cursors and segments must look like this from outside. What a database adds (transactions that commit late,
+turns lost to another worker) is not here: no claim and no closure is ever told *again*.
+
+A job is claimed in the order: effective priority = max(1, priority - floor(waiting / aging)), then run_at, then
+priority, then id. An attempt is known by (claim_id, idx) and fenced by run_lease; it ends once, by the first flush that
+lists it, and the same flush may be sent again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from awa_proto import extra as extras
+from awa_proto.errors import ValidationError
+from awa_proto.job import Attempt, JobRow, JobState
+from awa_proto.outcome import Transition
+from awa_proto.plan import Op, Plan
+from awa_proto.store import (
+    Cancelled,
+    Claimed,
+    Demand,
+    Ended,
+    JobFilter,
+    NewJob,
+    Promoted,
+    QueueSettings,
+    QueueStat,
+    Registration,
+    Ring,
+    Verdict,
+    WorkerInfo,
+)
+
+T = TypeVar("T")
+
+DEFERRED = frozenset({JobState.SCHEDULED, JobState.RETRYABLE})
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+PROMOTE_HINT = 5.0
+"""Seconds. A deferred job due sooner is told to sleeping workers, which look at what is deferred about that often."""
+_BY_A_PERSON = -1
+"""The flush of a closure that no worker wrote."""
+
+
+def _op(name: str, act: Callable[[], T], *, atomic: bool = False, safe_to_retry: bool = False) -> Op[T]:
+    def plan() -> Plan[T]:
+        yield from ()
+        return act()
+
+    return Op(name, plan, atomic=atomic, safe_to_retry=safe_to_retry)
+
+
+@dataclass(slots=True)
+class _Job:
+    id: int
+    kind: str
+    queue: str
+    args: str
+    state: JobState
+    priority: int
+    max_attempts: int
+    run_at: datetime
+    created_at: datetime
+    extra: str | None
+    stripe: int
+    attempt: int = 0
+    run_lease: int = 0
+    attempted_at: datetime | None = None
+    deadline_at: datetime | None = None
+    finalized_at: datetime | None = None
+    claim: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class _Claim:
+    """Jobs taken together. closed: index -> the flush that ended it."""
+
+    lease: int
+    jobs: list[int]
+    closed: dict[int, int] = field(default_factory=dict[int, int])
+
+
+@dataclass(slots=True)
+class _Listening:
+    """A listening connection: what hears its notifications, and the queues its worker sleeps on."""
+
+    notified: Callable[[str | None], object]
+    asleep: frozenset[str] = frozenset()
+    is_open: bool = False
+
+
+@dataclass(slots=True)
+class _Tables:
+    jobs: dict[int, _Job] = field(default_factory=dict[int, _Job])
+    claims: dict[int, _Claim] = field(default_factory=dict[int, _Claim])
+    settings: dict[str, QueueSettings] = field(default_factory=dict[str, QueueSettings])
+    workers: dict[int, WorkerInfo] = field(default_factory=dict[int, WorkerInfo])
+    available: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
+    deferred: set[int] = field(default_factory=set[int])
+    last_instance: int = 0
+    ring: Ring = field(default_factory=lambda: Ring(1))
+    listening: list[_Listening] = field(default_factory=list[_Listening])
+
+
+class MemoryStore:
+    """A Store in memory.
+
+    clock: database time, aware. random: floats in [0, 1), which spread jobs without an ordering key over stripes.
+    shares: a store whose tables this one uses too. notified: what the listening connection of this one's worker calls
+    with the payload of a notification (None: all queues); without it nothing is heard.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], datetime],
+        random: Callable[[], float],
+        *,
+        shares: MemoryStore | None = None,
+        notified: Callable[[str | None], object] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._random = random
+        self._tables = _Tables() if shares is None else shares._tables  # noqa: SLF001  it is the same class
+        self._listening = None if notified is None else _Listening(notified)
+        if self._listening is not None:
+            self._tables.listening.append(self._listening)
+
+    # the listening connection
+
+    def disconnect(self) -> None:
+        """The listening connection is gone, and with it what was announced on it."""
+        if self._listening is not None:
+            self._listening.is_open = False
+            self._listening.asleep = frozenset()
+
+    def announce(self, queues: Sequence[str]) -> Op[None]:
+        """Say that this worker sleeps and wants to be woken for these queues."""
+        return _op("announce", lambda: self._sleep(frozenset(queues)), safe_to_retry=True)
+
+    def withdraw(self) -> Op[None]:
+        """Say that it is awake again."""
+        return _op("withdraw", lambda: self._sleep(frozenset()), safe_to_retry=True)
+
+    def _sleep(self, queues: frozenset[str]) -> None:
+        """Runs on the listening connection, which is opened for it when there is none."""
+        if self._listening is not None:
+            self._listening.is_open = True
+            self._listening.asleep = queues
+
+    def _wake(self, queues: Iterable[str], *, hint: bool = False) -> None:
+        """NOTIFY about queues that somebody sleeps on. hint: not of work, but of a job that is due soon."""
+        for queue in sorted(queues):
+            if any(queue in listening.asleep for listening in self._tables.listening):
+                self._tell(None if hint else queue)
+
+    def _tell(self, payload: str | None) -> None:
+        """NOTIFY: whoever listens hears it, asleep or not."""
+        for listening in self._tables.listening:
+            if listening.is_open:
+                listening.notified(payload)
+
+    # enqueue
+
+    def insert(self, jobs: Sequence[NewJob], *, notify: bool = True) -> Op[list[JobRow]]:
+        """Enqueue; the rows come back in the order given."""
+        return _op("insert", lambda: self._insert(jobs, notify))
+
+    def copy(self, jobs: Iterable[NewJob], *, notify: bool = True) -> Op[int]:
+        """Enqueue many. Returns how many."""
+        return _op("enqueue_many", lambda: len(self._insert(tuple(jobs), notify)), atomic=True)
+
+    def _insert(self, jobs: Sequence[NewJob], notify: bool) -> list[JobRow]:
+        now = self._clock()
+        tables = self._tables
+        made: list[_Job] = []
+        for new in jobs:
+            due = new.run_at is None or new.run_at <= now
+            job = _Job(
+                id=len(tables.jobs) + 1,
+                kind=new.kind,
+                queue=new.queue,
+                args=new.args,
+                state=JobState.AVAILABLE if due else JobState.SCHEDULED,
+                priority=new.priority,
+                max_attempts=new.max_attempts,
+                run_at=(new.run_at or now).astimezone(UTC),
+                created_at=now,
+                extra=new.extra,
+                stripe=self._stripe(new.queue, int(self._random() * 2**31) if new.ordering is None else new.ordering),
+            )
+            tables.jobs[job.id] = job
+            self._index(job)
+            made.append(job)
+        if notify:
+            self._wake({job.queue for job in made if job.state is JobState.AVAILABLE})
+            soon = now + timedelta(seconds=PROMOTE_HINT)
+            self._wake({job.queue for job in made if job.state is JobState.SCHEDULED and job.run_at < soon}, hint=True)
+        return [self._row(job) for job in made]
+
+    def _stripe(self, queue: str, ordering: int) -> int:
+        """Where a job goes when it is written; more stripes later do not move it."""
+        return ordering % self._tables.settings.get(queue, QueueSettings()).stripes
+
+    # the worker
+
+    def register(self, worker: WorkerInfo) -> Op[Registration]:
+        """Introduce a worker."""
+
+        def act() -> Registration:
+            tables = self._tables
+            tables.last_instance += 1
+            tables.workers[tables.last_instance] = worker
+            return Registration(tables.last_instance, tables.ring, self._settings(worker.queues), self._clock())
+
+        return _op("register", act, safe_to_retry=True)
+
+    def unregister(self, instance: int) -> Op[None]:
+        """A worker left in good order."""
+
+        def act() -> None:
+            self._tables.workers.pop(instance, None)
+
+        return _op("unregister", act, safe_to_retry=True)
+
+    def survey(self, queues: Sequence[str]) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
+        """The ring and the settings of the queues."""
+        return _op("survey", lambda: (self._tables.ring, self._settings(queues)), safe_to_retry=True)
+
+    def _settings(self, queues: Sequence[str]) -> dict[str, QueueSettings]:
+        return {queue: self._tables.settings[queue] for queue in queues if queue in self._tables.settings}
+
+    def claim(self, instance: int, ring: Ring, demands: Sequence[Demand], *, advance: bool = False) -> Op[Claimed]:  # noqa: ARG002  no logs, so nothing to walk over
+        """Take the best jobs of each queue; nothing of a paused one."""
+
+        def act() -> Claimed:
+            now = self._clock()
+            attempts = [attempt for demand in demands for attempt in self._claim(demand, now)]
+            return Claimed(attempts, self._tables.ring.version, now)
+
+        return _op("claim", act)
+
+    def _claim(self, demand: Demand, now: datetime) -> list[Attempt]:
+        tables = self._tables
+        if tables.settings.get(demand.queue, QueueSettings()).paused:
+            return []
+        jobs = (tables.jobs[job_id] for job_id in tables.available.get(demand.queue, ()))
+        mine = [job for job in jobs if job.stripe == demand.stripe]
+        best = heapq.nsmallest(demand.wanted, mine, key=lambda job: _urgency(job, demand.aging, now))
+        lanes: dict[int, tuple[int, _Claim]] = {}
+        attempts: list[Attempt] = []
+        for priority in sorted({job.priority for job in best}):
+            lane = [job for job in best if job.priority == priority]
+            lease = max(max(job.run_lease for job in lane) + 1, (now - _EPOCH) // timedelta(microseconds=1))
+            claim = _Claim(lease, [job.id for job in lane])
+            lanes[priority] = len(tables.claims) + 1, claim
+            tables.claims[len(tables.claims) + 1] = claim
+        for job in best:
+            claim_id, claim = lanes[job.priority]
+            self._unindex(job)
+            job.state = JobState.RUNNING
+            job.attempt += 1
+            job.run_lease = claim.lease
+            job.attempted_at = now
+            seconds = extras.decode(job.extra).get("deadline", demand.deadline)
+            job.deadline_at = None if seconds is None else now + timedelta(seconds=seconds)
+            job.claim = claim_id, claim.jobs.index(job.id)
+            attempts.append(
+                Attempt(
+                    0,
+                    *job.claim,
+                    claim.lease,
+                    job.id,
+                    job.queue,
+                    job.priority,
+                    job.kind,
+                    job.args,
+                    job.attempt,
+                    job.max_attempts,
+                    job.run_at,
+                    job.created_at,
+                    job.extra,
+                )
+            )
+        return attempts
+
+    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[list[Verdict]]:
+        """End attempts, each at most once."""
+        return _op("finalize", lambda: [self._end(e.attempt, e.transition, flush) for e in ended], safe_to_retry=True)
+
+    def _end(self, attempt: Attempt, transition: Transition, flush: int) -> Verdict:
+        claim = self._tables.claims.get(attempt.claim_id)
+        if claim is None or claim.lease != attempt.run_lease or not 0 <= attempt.idx < len(claim.jobs):
+            return Verdict.STALE
+        by = claim.closed.get(attempt.idx)
+        if by is not None:
+            return Verdict.ACCEPTED if by == flush else Verdict.STALE
+        claim.closed[attempt.idx] = flush
+        job = self._tables.jobs[claim.jobs[attempt.idx]]
+        job.attempt = transition.attempt
+        if transition.entry is not None:
+            job.extra = extras.with_error(job.extra, transition.entry)
+        if transition.run_at is not None and transition.to is not JobState.AVAILABLE:
+            job.run_at = transition.run_at
+        self._move_to(job, transition.to, transition.at)
+        if transition.to is JobState.AVAILABLE:
+            self._wake({job.queue})
+        return Verdict.ACCEPTED
+
+    def promote(self, limit: int) -> Op[Promoted]:
+        """Make due deferred jobs available, at most `limit`."""
+
+        def act() -> Promoted:
+            now = self._clock()
+            waiting = sorted(
+                (self._tables.jobs[job_id] for job_id in self._tables.deferred), key=lambda job: (job.run_at, job.id)
+            )
+            due = [job for job in waiting if job.run_at <= now][:limit]
+            for job in due:
+                self._move_to(job, JobState.AVAILABLE, now)
+            queues = frozenset(job.queue for job in due)
+            self._wake(queues)
+            rest = waiting[len(due) :]
+            due_in = max(0.0, (rest[0].run_at - now).total_seconds()) if rest else None
+            return Promoted(len(due), queues, 0.0 if len(due) >= limit else due_in)
+
+        return _op("promote", act, safe_to_retry=True)
+
+    # people
+
+    def get_job(self, id: int) -> Op[JobRow | None]:
+        """A job as it is now."""
+
+        def act() -> JobRow | None:
+            job = self._tables.jobs.get(id)
+            return None if job is None else self._row(job)
+
+        return _op("get_job", act, safe_to_retry=True)
+
+    def list_jobs(self, filter: JobFilter) -> Op[list[JobRow]]:
+        """Jobs that meet every condition, newest id first."""
+
+        def act() -> list[JobRow]:
+            found = (job for _, job in sorted(self._tables.jobs.items(), reverse=True) if _matches(job, filter))
+            return [self._row(job) for job, _ in zip(found, range(filter.limit), strict=False)]
+
+        return _op("list_jobs", act, safe_to_retry=True)
+
+    def cancel(self, id: int) -> Op[Cancelled]:
+        """End a job for good, whatever it is doing."""
+
+        def act() -> Cancelled:
+            job = self._tables.jobs.get(id)
+            if job is None:
+                return Cancelled.NOT_FOUND
+            if job.state.is_terminal:
+                return Cancelled.ENDED
+            if job.state is JobState.RUNNING:
+                assert job.claim is not None
+                claim_id, idx = job.claim
+                self._tables.claims[claim_id].closed[idx] = _BY_A_PERSON
+                self._move_to(job, JobState.CANCELLED, self._clock())
+                self._tell(f"!{job.id}:{job.run_lease}")
+                return Cancelled.RUNNING
+            self._move_to(job, JobState.CANCELLED, self._clock())
+            return Cancelled.CANCELLED
+
+        return _op("cancel", act, safe_to_retry=True)
+
+    def retry(self, id: int) -> Op[JobRow | None]:
+        """Make a failed or cancelled job available again, attempt 0."""
+
+        def act() -> JobRow | None:
+            job = self._tables.jobs.get(id)
+            if job is None or job.state not in {JobState.FAILED, JobState.CANCELLED}:
+                return None
+            now = self._clock()
+            job.attempt = 0
+            job.run_at = now
+            self._move_to(job, JobState.AVAILABLE, now)
+            self._wake({job.queue})
+            return self._row(job)
+
+        return _op("retry", act)
+
+    def move(self, id: int, *, queue: str | None = None, priority: int | None = None) -> Op[Cancelled]:
+        """Put a job nobody has claimed into another queue or priority."""
+
+        def act() -> Cancelled:
+            job = self._tables.jobs.get(id)
+            if job is None:
+                return Cancelled.NOT_FOUND
+            if job.state.is_terminal:
+                return Cancelled.ENDED
+            if job.state is JobState.RUNNING:
+                return Cancelled.RUNNING
+            self._unindex(job)
+            if queue is not None:
+                job.queue = queue
+                job.stripe = self._stripe(queue, id)
+            job.priority = job.priority if priority is None else priority
+            self._index(job)
+            if job.state is JobState.AVAILABLE and queue is not None:
+                self._wake({queue})
+            return Cancelled.CANCELLED
+
+        return _op("move", act)
+
+    def queue_stats(self) -> Op[list[QueueStat]]:
+        """How many jobs of each queue are in each state, by name."""
+
+        def act() -> list[QueueStat]:
+            now = self._clock()
+            jobs = list(self._tables.jobs.values())
+            stats: list[QueueStat] = []
+            for queue in sorted({job.queue for job in jobs} | set(self._tables.settings)):
+                mine = [job for job in jobs if job.queue == queue]
+                counts = {state.value: sum(job.state is state for job in mine) for state in JobState}
+                oldest = min((job.run_at for job in mine if job.state is JobState.AVAILABLE), default=now)
+                settings = self._tables.settings.get(queue, QueueSettings())
+                lag = max(0.0, (now - oldest).total_seconds())
+                stats.append(QueueStat(queue, **counts, lag=lag, paused=settings.paused, stripes=settings.stripes))
+            return stats
+
+        return _op("queue_stats", act, safe_to_retry=True)
+
+    def pause_queue(self, queue: str, by: str | None) -> Op[None]:  # noqa: ARG002  who did it is kept for people only
+        """No claims of this queue from now on."""
+
+        def act() -> None:
+            self._tables.settings[queue] = replace(self._tables.settings.get(queue, QueueSettings()), paused=True)
+
+        return _op("pause_queue", act, safe_to_retry=True)
+
+    def resume_queue(self, queue: str) -> Op[None]:
+        """Claims again; every worker is told."""
+
+        def act() -> None:
+            settings = self._tables.settings.get(queue)
+            if settings is not None and settings.paused:
+                self._tables.settings[queue] = replace(settings, paused=False)
+                self._tell(queue)
+
+        return _op("resume_queue", act, safe_to_retry=True)
+
+    def set_stripes(self, queue: str, stripes: int) -> Op[None]:
+        """Put new jobs into so many stripes. Only upwards: jobs beyond the number would never be claimed."""
+
+        def act() -> None:
+            settings = self._tables.settings.get(queue, QueueSettings())
+            if stripes < settings.stripes:
+                raise ValidationError(
+                    "stripes", f"queue {queue!r} has {settings.stripes} already, and can only have more"
+                )
+            self._tables.settings[queue] = replace(settings, stripes=stripes)
+
+        return _op("set_stripes", act, safe_to_retry=True)
+
+    # for tests and the simulator
+
+    def rotate(self) -> None:
+        """The segments changed: the ring gets a new version."""
+        self._tables.ring = Ring(self._tables.ring.version + 1)
+
+    @property
+    def rows(self) -> list[JobRow]:
+        """Every job there is, oldest first."""
+        return [self._row(job) for job in self._tables.jobs.values()]
+
+    @property
+    def states(self) -> dict[int, JobState]:
+        """Where every job is, by id."""
+        return {job.id: job.state for job in self._tables.jobs.values()}
+
+    # inside
+
+    def _move_to(self, job: _Job, state: JobState, at: datetime) -> None:
+        self._unindex(job)
+        job.state = state
+        job.claim = None
+        job.deadline_at = None
+        job.finalized_at = at if state.is_terminal or state is JobState.RETRYABLE else None
+        if state is JobState.AVAILABLE:
+            job.attempted_at = None
+        self._index(job)
+
+    def _index(self, job: _Job) -> None:
+        if job.state is JobState.AVAILABLE:
+            self._tables.available.setdefault(job.queue, set()).add(job.id)
+        elif job.state in DEFERRED:
+            self._tables.deferred.add(job.id)
+
+    def _unindex(self, job: _Job) -> None:
+        self._tables.available.get(job.queue, set[int]()).discard(job.id)
+        self._tables.deferred.discard(job.id)
+
+    def _row(self, job: _Job) -> JobRow:
+        body: dict[str, Any] = extras.decode(job.extra)
+        return JobRow(
+            id=job.id,
+            kind=job.kind,
+            queue=job.queue,
+            args=json.loads(job.args),
+            state=job.state,
+            priority=job.priority,
+            attempt=job.attempt,
+            run_lease=job.run_lease,
+            max_attempts=job.max_attempts,
+            run_at=job.run_at,
+            created_at=job.created_at,
+            attempted_at=job.attempted_at,
+            deadline_at=job.deadline_at,
+            finalized_at=job.finalized_at,
+            errors=body.get("errors", []),
+            metadata=body.get("metadata", {}),
+            tags=body.get("tags", []),
+        )
+
+
+def _urgency(job: _Job, aging: float, now: datetime) -> tuple[int, datetime, int, int]:
+    """What is claimed first: the smallest."""
+    lifted = math.floor((now - job.run_at).total_seconds() / aging) if aging > 0 else 0
+    return max(1, job.priority - lifted), job.run_at, job.priority, job.id
+
+
+def _matches(job: _Job, wanted: JobFilter) -> bool:
+    return (
+        (wanted.state is None or job.state is wanted.state)
+        and (wanted.kind is None or job.kind == wanted.kind)
+        and (wanted.queue is None or job.queue == wanted.queue)
+        and (wanted.before_id is None or job.id < wanted.before_id)
+    )

@@ -1,0 +1,140 @@
+"""The books of a simulated world, kept from what really happened, not from what a machine believes.
+
+Every broken promise is a `Broken` with the time and the seed, so that it can be played again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from awa_proto.job import Attempt, JobRow, JobState
+from awa_proto.outcome import Transition
+from awa_proto.store import Ended, Verdict
+
+
+class Broken(AssertionError):
+    """A promise was broken."""
+
+
+@dataclass(slots=True)
+class Claim:
+    """One attempt that some worker's claim took.
+
+    worker: who. is_known: the answer reached it. accepted: the flush and the transition that ended it.
+    is_cancelled: a person ended it. excuse: why nobody may ever end it.
+    """
+
+    attempt: Attempt
+    worker: int
+    is_known: bool = False
+    is_started: bool = False
+    accepted: tuple[int, Transition] | None = None
+    is_cancelled: bool = False
+    excuse: str | None = None
+
+
+@dataclass(slots=True)
+class Accounts:
+    """Claims, starts and endings of every attempt."""
+
+    claims: dict[tuple[int, int], Claim] = field(default_factory=dict[tuple[int, int], Claim])
+    cancelled_jobs: set[int] = field(default_factory=set[int])
+    runs: Counter[int] = field(default_factory=Counter[int])
+    statements: Counter[str] = field(default_factory=Counter[str])
+
+    def claimed(self, worker: int, attempts: Iterable[Attempt]) -> None:
+        """The database has given attempts to a worker."""
+        for attempt in attempts:
+            fence = attempt.id, attempt.run_lease
+            if fence in self.claims:
+                raise Broken(f"{fence} was claimed twice")
+            self.claims[fence] = Claim(attempt, worker)
+
+    def told(self, attempts: Iterable[Attempt]) -> None:
+        """The worker knows of them."""
+        for attempt in attempts:
+            self.claims[attempt.id, attempt.run_lease].is_known = True
+
+    def started(self, worker: int, attempt: Attempt) -> None:
+        """A handler runs."""
+        claim = self.claims[attempt.id, attempt.run_lease]
+        if claim.worker != worker or claim.is_started or claim.accepted is not None:
+            raise Broken(f"{claim} is started by {worker}: elsewhere, twice, or after its end")
+        claim.is_started = True
+        self.runs[attempt.id] += 1
+
+    def written(self, ended: Sequence[Ended], flush: int, verdicts: Sequence[Verdict]) -> None:
+        """The database has answered a flush, whether or not the answer arrives."""
+        for one, verdict in zip(ended, verdicts, strict=True):
+            fence = one.attempt.id, one.attempt.run_lease
+            claim = self.claims[fence]
+            if verdict is Verdict.ACCEPTED:
+                end = flush, one.transition
+                if claim.is_cancelled or (claim.accepted is not None and claim.accepted != end):
+                    raise Broken(f"{fence} was ended twice: {claim} and {end}")
+                claim.accepted = end
+            elif verdict is Verdict.STALE:
+                refused = one.transition.entry is not None and "ResultRefused" in one.transition.entry["error"]
+                check(claim.is_cancelled or refused, f"{fence} is stale, though nobody else ended it")
+
+    def cancelled(self, job: JobRow) -> None:
+        """A person cancelled a job that was like this."""
+        self.cancelled_jobs.add(job.id)
+        if job.state is JobState.RUNNING:
+            self.claims[job.id, job.run_lease].is_cancelled = True
+
+    def excuse(self, worker: int, reason: str) -> None:
+        """A worker died, or gave up: what it had in its hands nobody may ever end."""
+        for claim in self.claims.values():
+            if claim.worker == worker and claim.accepted is None and claim.excuse is None:
+                claim.excuse = reason
+
+    def unfinished(self, worker: int) -> list[Claim]:
+        """Attempts that the worker knows of and nobody has ended."""
+        return [
+            claim for claim in self.claims.values()
+            if claim.worker == worker and claim.is_known and claim.accepted is None and not claim.is_cancelled
+        ]  # fmt: skip
+
+    def close(self, jobs: Sequence[JobRow], expected: Mapping[int, str | None]) -> None:
+        """The end: every job is accounted for, exactly.
+
+        expected: the state each job must have reached; None for any that is final.
+        """
+        lost = {
+            claim.attempt.id for claim in self.claims.values()
+            if claim.accepted is None and not claim.is_cancelled and (not claim.is_known or claim.excuse is not None)
+        }  # fmt: skip
+        open_claims = {
+            claim.attempt.id for claim in self.claims.values() if claim.accepted is None and not claim.is_cancelled
+        }
+        running = {job.id for job in jobs if job.state is JobState.RUNNING}
+        check(running == open_claims, f"running and open differ: {running ^ open_claims}")
+        check(
+            running == lost, f"jobs run for ever without an excuse: {sorted(running - lost)}; {sorted(lost - running)}"
+        )
+        for job in jobs:
+            if job.state is not JobState.RUNNING:
+                check(job.state.is_terminal, f"job {job.id} is left {job.state}")
+                self._check_end(job, expected[job.id])
+
+    def _check_end(self, job: JobRow, expected: str | None) -> None:
+        claims = [claim for claim in self.claims.values() if claim.attempt.id == job.id]
+        if job.id in self.cancelled_jobs:
+            check(job.state is JobState.CANCELLED, f"job {job.id} was cancelled and is {job.state}")
+            return
+        ends = [claim.accepted[1] for claim in claims if claim.accepted is not None]
+        check(sum(end.to is job.state for end in ends) == 1, f"job {job.id} is {job.state}, reached {ends}")
+        check(
+            expected is None or job.state == expected, f"job {job.id} is {job.state} and not {expected}: {job.errors}"
+        )
+        counted = sum(end.to not in {JobState.AVAILABLE, JobState.SCHEDULED} for end in ends)
+        check(job.attempt == counted, f"job {job.id} counts {job.attempt} attempts, {counted} ended")
+
+
+def check(holds: bool, promise: str) -> None:
+    """Raise unless it holds."""
+    if not holds:
+        raise Broken(promise)

@@ -1,0 +1,308 @@
+"""A worker process of the simulated world: what a driver is around a machine, done in virtual time.
+
+Handlers take as long as their job says, Ops as long as the faults say. After every turn the promises that hold at any
+moment are checked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from awa_proto.errors import DatabaseError
+from awa_proto.job import Attempt
+from awa_proto.outcome import Raised, Returned
+from awa_proto.store import Claimed, Ended, Verdict
+from awa_proto.testing.accounts import Broken, check
+from awa_proto.testing.faults import Fault, refusal, silence
+from awa_proto.testing.simulator import TASKS, BookedStore, Simulation, end_of, play
+from awa_proto.worker.config import WorkerConfig
+from awa_proto.worker.events import (
+    CancelJob,
+    Drained,
+    Emit,
+    Event,
+    JobEnded,
+    Lane,
+    ListenLost,
+    OpDone,
+    OpFailed,
+    RunOp,
+    StartJob,
+    StopAsked,
+    Stopped,
+    Woken,
+)
+from awa_proto.worker.worker import WorkerMachine
+
+
+class HandlerCancelled(BaseException):
+    """What a native cancellation raises in a handler."""
+
+
+@dataclass(slots=True)
+class _Handler:
+    attempt: Attempt
+    is_stubborn: bool
+    is_over: bool = False
+
+
+class Process:
+    """One worker process.
+
+    handlers: those whose end the machine has not heard of. stopped: how it ended, when it did by itself.
+    """
+
+    def __init__(self, world: Simulation, config: WorkerConfig, number: int = 1) -> None:
+        self._world = world
+        self._turn_is_due = False
+        self._timer = 0
+        self._lanes: set[Lane] = set()
+        self._is_half_open = False
+        self.number = number
+        self.config = config
+        self.store = BookedStore(world.time, world.random.random, shares=world.store, notified=self._notified)
+        self.machine = WorkerMachine(store=self.store, tasks=TASKS, config=config, random=world.random.random)
+        self.inbox: list[Event] = []
+        self.handlers: dict[tuple[int, int], _Handler] = {}
+        self.drained: list[Any] = []
+        self.stop_seen = False
+        self.stopped: Stopped | None = None
+        self.is_alive = True
+        self._claims: dict[int, Claimed] = {}
+        self._at_work: Counter[str] = Counter()
+        self._is_changed = False
+        slots = sum(queue.max_workers for queue in config.queues.values())
+        self._most_unwritten = max(2 * slots, config.max_unwritten) + slots
+
+    def start(self) -> Process:
+        """The process starts."""
+        self.machine.start(self._world.now)
+        self._perform()
+        return self
+
+    # the loop of a driver
+
+    def put(self, *events: Event) -> None:
+        """Something happened. A turn follows within the time a loop takes to come round."""
+        self.inbox += events
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._world.at(self._world.now + self._world.loop_delay(), self._turn)
+
+    def stop(self, grace: float) -> None:
+        """It is asked to stop."""
+        self.put(StopAsked(grace))
+
+    def _turn(self) -> None:
+        self._turn_is_due = False
+        if not self.is_alive or self.stopped is not None:
+            return
+        events, self.inbox = self.inbox, []
+        for event in events:
+            if isinstance(event, StopAsked):
+                self.stop_seen = True
+            elif isinstance(event, JobEnded):
+                self._is_changed = True
+                if self.handlers.pop((event.attempt.id, event.attempt.run_lease), None) is not None:
+                    self._at_work[event.attempt.queue] -= 1
+            elif isinstance(event, OpDone) and event.id in self._claims:
+                self._world.accounts.told(self._claims.pop(event.id).attempts)
+        self.machine.handle(events, self._world.now)
+        self._perform()
+
+    def _timeout(self, timer: int) -> None:
+        if timer != self._timer or not self.is_alive or self.stopped is not None:
+            return
+        self.machine.handle_timeout(self._world.now)
+        self._perform()
+        deadline = self.machine.next_deadline()
+        check(deadline is None or deadline > self._world.now, "a timer that was handled is due again at once")
+
+    def _perform(self) -> None:
+        while (output := self.machine.poll_output()) is not None:
+            check(self.stopped is None, "an output after Stopped")
+            self._world.record(self.number, output)
+            match output:
+                case StartJob(attempt=attempt, args=args):
+                    self._start(attempt, args)
+                case RunOp():
+                    self._run(output)
+                case CancelJob(attempt=attempt):
+                    self._cancel(attempt)
+                case Emit():
+                    pass
+                case Drained(token=token):
+                    self.drained.append(token)
+                case Stopped():
+                    self._stopped(output)
+                case _:
+                    assert_never(output)
+        self._check()
+        self._timer += 1
+        deadline = self.machine.next_deadline()
+        if deadline is not None and self.stopped is None:
+            timer = self._timer
+            self._world.at(max(deadline, self._world.now), lambda: self._timeout(timer))
+
+    def _check(self) -> None:
+        if self.stopped is not None:
+            return
+        if self._is_changed:
+            self._is_changed = False
+            for name, queue in self.machine.queues.items():
+                if not queue.running == self._at_work[name] <= queue.slots:
+                    raise Broken(f"{queue.running} of {queue.slots} slots in use, {self._at_work[name]} handlers run")
+        if not self.stop_seen and self.machine.unwritten > self._most_unwritten:
+            raise Broken(f"{self.machine.unwritten} results are unwritten, {self._most_unwritten} allowed")
+
+    # handlers
+
+    def _start(self, attempt: Attempt, plan: dict[str, Any]) -> None:
+        check(not self.stop_seen, "a job was started after the stop")
+        world = self._world
+        world.accounts.started(self.number, attempt)
+        handler = _Handler(attempt, plan["stubborn"])
+        self.handlers[attempt.id, attempt.run_lease] = handler
+        self._at_work[attempt.queue] += 1
+        self._is_changed = True
+        run = world.accounts.runs[attempt.id]
+        world.at(world.now + plan["takes"], lambda: self._end(handler, end_of(plan, run)))
+
+    def _cancel(self, attempt: Attempt) -> None:
+        handler = self.handlers.get((attempt.id, attempt.run_lease))
+        if handler is not None and not handler.is_stubborn:
+            after = 0.01 * self._world.random.random()
+            self._world.at(self._world.now + after, lambda: self._end(handler, Raised(HandlerCancelled())))
+
+    def _end(self, handler: _Handler, ended: Returned | Raised) -> None:
+        if self.is_alive and not handler.is_over:
+            handler.is_over = True
+            event = JobEnded(handler.attempt, ended)
+            self.put(event)
+            if self._world.random.random() < self._world.faults.notice_twice:
+                self.put(event)
+
+    # lanes
+
+    def _run(self, run: RunOp) -> None:
+        world, name = self._world, run.op.name
+        check(run.lane not in self._lanes, "two Ops at a time on one lane")
+        check(not (name == "claim" and self.stop_seen), "a claim after the stop")
+        self._lanes.add(run.lane)
+        ended, flush = self.store.flush
+        takes = world.faults.takes(world.random)
+        answer = world.now + takes
+        fault = world.interfere(self.number, run)
+        if fault is None:
+            fault = world.faults.strike(name, world.random)
+        if run.lane is Lane.LISTEN and self._is_half_open:
+            world.at(answer + 1.0, lambda: self._failed(run, silence()))
+        elif isinstance(fault, DatabaseError):
+            error = fault
+            world.at(answer, lambda: self._failed(run, error))
+        elif fault is Fault.REFUSED_ENTRY:
+            world.at(answer, lambda: self._failed(run, refusal(world.random)))
+        elif fault is Fault.DONE_LATER:
+            world.at(answer, lambda: self._failed(run, silence()))
+            world.at(answer + takes * 5 * world.random.random(), lambda: self._execute(run, fault, ended, flush))
+        else:
+            reached = world.now + takes * world.random.random()
+            world.at(reached, lambda: self._execute_and_answer(run, fault, ended, flush, answer))
+
+    def _execute_and_answer(self, run: RunOp, fault: Fault, ended: Any, flush: int, at: float) -> None:
+        world = self._world
+        result = self._execute(run, fault, ended, flush)
+        if isinstance(result, DatabaseError):
+            world.at(at, lambda: self._failed(run, result))
+        elif fault in {Fault.ANSWER_LOST, Fault.HALF_DONE}:
+            world.at(at, lambda: self._failed(run, silence()))
+        else:
+            world.at(at, lambda: self._done(run, result))
+
+    def _execute(self, run: RunOp, fault: Fault, ended: Any, flush: int) -> Any:
+        """The server does it."""
+        world = self._world
+        if run.lane is Lane.LISTEN and (not self.is_alive or fault is Fault.DONE_LATER):
+            return None
+        if run.op.name == "finalize":
+            return self._execute_flush(ended, flush, fault)
+        if run.op.name != "claim":
+            return play(run.op)
+        if fault is Fault.OUTRUN:
+            return Claimed((), 1, world.time(), frozenset((queue, 0) for queue in self.config.queues))
+        claimed: Claimed = play(run.op)
+        world.accounts.claimed(self.number, claimed.attempts)
+        return claimed
+
+    def _execute_flush(self, ended: list[Ended], flush: int, fault: Fault) -> list[Verdict] | DatabaseError:
+        if any(_is_poison(one) for one in ended):
+            return DatabaseError("simulated: refused \0", "22P02")
+        done = len(ended)
+        if fault in {Fault.OUTRUN, Fault.HALF_DONE}:
+            done = int(self._world.random.random() * len(ended))
+        verdicts = play(self.store.finalize(ended[:done], flush))
+        self._world.accounts.written(ended[:done], flush, verdicts)
+        return verdicts + [Verdict.AGAIN] * (len(ended) - done)
+
+    def _done(self, run: RunOp, result: Any) -> None:
+        if self.is_alive:
+            self._lanes.discard(run.lane)
+            if run.op.name == "claim":
+                self._claims[run.id] = result
+            self.put(OpDone(run.id, result))
+            if self._world.random.random() < self._world.faults.deaf:
+                self.go_deaf(is_noticed=self._world.random.random() < 0.5)
+
+    def _failed(self, run: RunOp, error: DatabaseError) -> None:
+        if self.is_alive:
+            self._lanes.discard(run.lane)
+            if run.lane is Lane.LISTEN:
+                self._is_half_open = False
+                self.store.disconnect()
+            self.put(OpFailed(run.id, error))
+
+    # the listening connection
+
+    def _notified(self, queue: str | None) -> None:
+        faults, random = self._world.faults, self._world.random
+        if self.is_alive and not self._is_half_open and random.random() >= faults.notice_lost:
+            for _ in range(2 if random.random() < faults.notice_twice else 1):
+                self._world.at(self._world.now + faults.takes(random), lambda: self.put(Woken(queue)))
+
+    def go_deaf(self, *, is_noticed: bool) -> None:
+        """The listening connection breaks; else nobody notices until something is sent on it."""
+        self.store.disconnect()
+        if is_noticed:
+            self.put(ListenLost(silence()))
+        else:
+            self._is_half_open = True
+
+    # the end
+
+    def _stopped(self, stopped: Stopped) -> None:
+        self.stopped = stopped
+        self.store.disconnect()
+        accounts = self._world.accounts
+        left = tuple(sorted(handler.attempt.id for handler in self.handlers.values()))
+        check(stopped.left_running == left, f"{stopped.left_running} are said to be left, {left} run")
+        if stopped.clean:
+            unfinished = accounts.unfinished(self.number)
+            check(not self.machine.unwritten and not unfinished, f"a clean stop left {unfinished}")
+        accounts.excuse(self.number, "stopped")
+        self.is_alive = False
+
+    def die(self) -> None:
+        """The process is killed."""
+        self.is_alive = False
+        self.store.disconnect()
+        self._world.accounts.excuse(self.number, "killed")
+
+
+def _is_poison(one: Ended) -> bool:
+    """Whether the database refuses this result: any of a poisoned job but the clean failure that stands in for it."""
+    if one.attempt.extra is None or '"poison"' not in one.attempt.extra:
+        return False
+    entry = one.transition.entry
+    return entry is None or not entry["error"].startswith("ResultRefused")

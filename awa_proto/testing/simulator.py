@@ -1,0 +1,246 @@
+"""A world in virtual time: a MemoryStore, worker machines, handlers, producers, and everything that goes wrong.
+
+One heap of things to come, one seed, no clock: the same seed gives the same trace, and a day passes as fast as it is
+computed. What a driver does is done here as a driver does it (inbox, lanes, one timer), so the machines that run are the
+ones that ship. `accounts` keeps the books, `faults` says what goes wrong, `scenarios` draws whole lives from a seed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any, TypeVar
+
+from typing_extensions import override
+
+from awa_proto.errors import DatabaseError, SerializationError, TerminalError
+from awa_proto.extra import encode
+from awa_proto.job import JobRow
+from awa_proto.outcome import Cancel, Completed, Raised, RetryAfter, Returned, Snooze
+from awa_proto.plan import Op
+from awa_proto.store import Cancelled, Ended, NewJob, Verdict
+from awa_proto.store.memory import MemoryStore
+from awa_proto.task import Task
+from awa_proto.testing.accounts import Accounts, Broken
+from awa_proto.testing.faults import Fault, Faults
+from awa_proto.worker.config import WorkerConfig
+from awa_proto.worker.events import CancelJob, Drained, Emit, Output, RunOp, StartJob, Stopped
+
+T = TypeVar("T")
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+KIND = "simulated"
+
+
+class BookedStore(MemoryStore):
+    """A MemoryStore that remembers what the newest flush consists of, so that it can be cut in pieces."""
+
+    flush: tuple[Sequence[Ended], int] = ((), 0)
+
+    @override
+    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[list[Verdict]]:
+        self.flush = ended, flush
+        return super().finalize(ended, flush)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job of the simulation, and how its runs go: the last of `ends` stands for all runs after it.
+
+    ends: ok, completed, error, terminal, retry, snooze, cancel, wrong. expect: the state it must reach; None for any.
+    is_poison: the database refuses its results. is_unreadable: its args do not decode. is_stubborn: its handler ignores
+    a cancellation.
+    """
+
+    takes: float = 0.0
+    ends: tuple[str, ...] = ("ok",)
+    queue: str = "q"
+    priority: int = 2
+    max_attempts: int = 25
+    delay: float = 0.0
+    deadline: float | None = None
+    ordering: int | None = None
+    kind: str = KIND
+    expect: str | None = "completed"
+    is_poison: bool = False
+    is_unreadable: bool = False
+    is_stubborn: bool = False
+
+
+class Simulation:
+    """The world: virtual time, the database, the processes, and people.
+
+    seed: of all chance. faults: what goes wrong. interfere: decides over single Ops of a scenario (None: leave it to the
+    faults). loop: the longest a driver takes to look into its inbox.
+    """
+
+    def __init__(self, seed: int, *, faults: Faults | None = None, loop: float = 0.0005) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.now = 0.0
+        self.faults = Faults(latency=0.0) if faults is None else faults
+        self.interfere: Callable[[int, RunOp], Fault | DatabaseError | None] = lambda _number, _run: None
+        self.store = BookedStore(self.time, self.random.random)
+        self.accounts = Accounts()
+        self.jobs: dict[int, Job] = {}
+        self.trace: list[tuple[Any, ...]] = []
+        self.told: Counter[str] = Counter()
+        self._loop = loop
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = itertools.count(1)
+
+    # time
+
+    def time(self) -> datetime:
+        """Database time."""
+        return EPOCH + timedelta(seconds=self.now)
+
+    def at(self, at: float, act: Callable[[], object]) -> None:
+        """Something to come."""
+        heapq.heappush(self._heap, (at, next(self._numbers), act))
+
+    def loop_delay(self) -> float:
+        """How long a driver's loop takes to look into its inbox."""
+        return self._loop * self.random.random()
+
+    def run(self, until: float) -> None:
+        """Let time pass."""
+        heap = self._heap
+        try:
+            while heap and heap[0][0] <= until:
+                at, _, act = heapq.heappop(heap)
+                self.now = max(self.now, at)
+                act()
+        except Broken as broken:
+            broken.add_note(f"seed {self.seed}, at {self.now:.6f} s")
+            raise
+        self.now = max(self.now, until)
+
+    def run_until(self, holds: Callable[[], bool], at_most: float, step: float = 0.25) -> None:
+        """Let time pass until something holds. Raises Broken when it does not come to pass."""
+        end = self.now + at_most
+        while not holds():
+            if self.now >= end:
+                raise Broken(f"seed {self.seed}: it did not come to pass within {at_most} s")
+            self.run(self.now + step)
+
+    # people
+
+    def insert(self, *jobs: Job, notify: bool = True) -> list[JobRow]:
+        """A producer commits jobs now."""
+        rows = play(self.store.insert([self._encode(job) for job in jobs], notify=notify))
+        self.jobs.update((row.id, job) for row, job in zip(rows, jobs, strict=True))
+        return rows
+
+    def _encode(self, job: Job) -> NewJob:
+        return NewJob(
+            kind=job.kind,
+            queue=job.queue,
+            args="[]"
+            if job.is_unreadable
+            else json.dumps({"takes": job.takes, "ends": job.ends, "stubborn": job.is_stubborn}),
+            priority=job.priority,
+            max_attempts=job.max_attempts,
+            run_at=self.time() + timedelta(seconds=job.delay) if job.delay else None,
+            extra=encode(deadline=job.deadline, tags=["poison"] if job.is_poison else ()),
+            ordering=job.ordering,
+        )
+
+    def cancel(self, id: int) -> Cancelled:
+        """A person cancels a job now."""
+        before = play(self.store.get_job(id))
+        answer = play(self.store.cancel(id))
+        if answer in {Cancelled.RUNNING, Cancelled.CANCELLED} and before is not None:
+            self.accounts.cancelled(before)
+        return answer
+
+    @property
+    def rows(self) -> list[JobRow]:
+        """Every job."""
+        return self.store.rows
+
+    # what is observed
+
+    def record(self, number: int, output: Output) -> None:
+        """One line of the trace."""
+        match output:
+            case RunOp(id=id, op=op, lane=lane):
+                line: tuple[Any, ...] = ("run", id, op.name, lane)
+            case StartJob(attempt=attempt):
+                line = ("start", attempt.id, attempt.run_lease)
+            case CancelJob(attempt=attempt, reason=reason):
+                line = ("cancel", attempt.id, reason)
+            case Emit(key=key, fields=fields):
+                self.told[key] += 1
+                line = ("emit", key, str(fields))
+            case Drained():
+                line = ("drained",)
+            case Stopped():
+                line = ("stopped", output)
+        self.trace.append((self.now, number, *line))
+
+    def seen(self, kind: str, *facts: object) -> list[float]:
+        """When an output of this kind, beginning with these facts, was seen."""
+        return [line[0] for line in self.trace if line[2] == kind and line[3 : 3 + len(facts)] == facts]
+
+    def statements(self, name: str) -> list[float]:
+        """When Ops of this name were sent."""
+        return [line[0] for line in self.trace if line[2] == "run" and line[4] == name]
+
+
+def play(op: Op[T]) -> T:
+    """Run an Op that has no statements."""
+    plan = op.start()
+    try:
+        next(plan)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise Broken(f"{op.name} of a MemoryStore has a statement")
+
+
+def end_of(plan: Mapping[str, Any], run: int) -> Returned | Raised:
+    """How run number `run` of a job ends, from 1."""
+    ends = plan["ends"]
+    match ends[min(run, len(ends)) - 1]:
+        case "ok":
+            return Returned(None)
+        case "completed":
+            return Returned(Completed())
+        case "error":
+            return Raised(RuntimeError("simulated \0 failure"))
+        case "terminal":
+            return Raised(TerminalError("simulated"))
+        case "retry":
+            return Returned(RetryAfter(0.3))
+        case "snooze":
+            return Returned(Snooze(0.2))
+        case "cancel":
+            return Returned(Cancel("simulated"))
+        case _:
+            return Returned(object())
+
+
+def _decode(args: str) -> dict[str, Any]:
+    plan = json.loads(args)
+    if not isinstance(plan, dict):
+        raise SerializationError("args", "simulated: they do not fit")
+    return plan
+
+
+def _never_called(_: object) -> None:
+    raise AssertionError("a simulated process plays its handlers itself")
+
+
+TASKS: Mapping[str, Task] = {KIND: Task(KIND, _never_called, _decode, is_async=True)}
+
+
+def with_small_bound(config: WorkerConfig) -> WorkerConfig:
+    """The same worker with as little room for unwritten results as there can be."""
+    return replace(config, max_unwritten=1)
