@@ -142,7 +142,7 @@ class Client(Tasks):
         Args:
             queues: For each queue how many handlers may run at the same time, or a QueueConfig.
             poll_interval: Seconds after which an idle worker looks for jobs although it was not notified.
-            grace: Seconds that running handlers get at a stop before they are cancelled.
+            grace: Seconds that running handlers get at a stop before they are told to end; a thread cannot be cancelled.
 
         Raises:
             ValidationError: Naming the setting and its limit.

@@ -1,0 +1,99 @@
+"""What a checker must refuse: each line that ends in `# Enn` is an error, and no other line is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pydantic
+
+import awa_asyncio as awa
+import awa_sync
+import awa_trio
+
+
+@dataclass
+class SendEmail:
+    to: str
+
+
+class Resize(pydantic.BaseModel):
+    width: int
+
+
+client = awa.Client()
+sync = awa_sync.Client()
+
+
+@client.task(SendEmail)  # E01 other args than the handler takes
+async def e01(job: awa.Job[Resize]) -> None: ...
+
+
+@client.task(SendEmail)  # E02 a result that is none
+async def e02(job: awa.Job[SendEmail]) -> int:
+    return 1
+
+
+@client.task(SendEmail)  # E03 no parameter
+async def e03() -> None: ...
+
+
+@client.task(SendEmail)  # E04 a plain handler gets a BlockingJob
+def e04(job: awa.Job[SendEmail]) -> None: ...
+
+
+@client.task(SendEmail)  # E05 an async handler gets a Job
+async def e05(job: awa.BlockingJob[SendEmail]) -> None: ...
+
+
+@sync.task(SendEmail)  # E06 nothing awaits in blocking code
+async def e06(job: awa_sync.Job[SendEmail]) -> None: ...
+
+
+@client.task(SendEmail)  # E07 the job of another package
+async def e07(job: awa_trio.Job[SendEmail]) -> None: ...
+
+
+@client.task(kind="raw")  # E08 without a class the args are a dict
+async def e08(job: awa.Job[SendEmail]) -> None: ...
+
+
+@client.task()  # E09 neither class nor kind
+async def e09(job: awa.Job[dict[str, Any]]) -> None: ...
+
+
+async def main(blocking: psycopg.Connection[Any], own: psycopg.AsyncConnection[Any], job: awa.Job[SendEmail]) -> None:
+    await client.insert(SendEmail("a"), prioritty=1)  # E10 unknown keyword
+    await client.insert(SendEmail("a"), priority="1")  # E11 wrong type
+    await client.insert(5)  # E12 not args
+    await client.insert(SendEmail)  # E13 the class
+    await client.get_job("1")  # E14 wrong type
+    row = await client.get_job(1)
+    row.state  # E15 None not handled
+    x: int = await client.insert(SendEmail("a"))  # E16 wrong result
+    await client.insert_many([1])  # E17 not args
+    await client.enqueue_many(SendEmail("a"))  # E18 one is not many
+    with client.worker({"a": 1}):  # E19 with instead of async with
+        pass
+    client.worker({"a": "1"})  # E20 slots are a number
+    sync.insert(SendEmail("a")).foo  # E21 unknown attribute
+    await sync.insert(SendEmail("a"))  # E22 nothing to await
+    client.insert(SendEmail("a"))  # E23 forgotten await
+    await client.insert()  # E24 missing argument
+    async with sync.worker({"a": 1}):  # E25 async with instead of with
+        pass
+    await client.list_jobs(state="avialable")  # E26 no such state
+    await client.insert(SendEmail("a"), using=blocking)  # E27 a blocking connection
+    sync.insert(SendEmail("a"), using=own)  # E28 an async connection
+    async with client.transaction() as tx:
+        await tx.insert(SendEmail("a"), using=own)  # E29 a transaction has its connection
+        tx.insert(SendEmail("a"))  # E30 forgotten await
+    await client.insert(SendEmail("a"), run_at="tomorrow")  # E31 wrong type
+    await client.insert(SendEmail("a"), tags=[1])  # E32 wrong type
+    awa.EnqueueRequest(SendEmail("a")).queue(1)  # E33 wrong type
+    job.args.subject  # E34 no such field
+    job.id = 3  # E35 a job is read
+    awa.Client(tasks=[awa_trio.Tasks()])  # E36 tasks of another package
+    awa.Client(driver="psycopg2")  # E37 no such driver
+    await job.client.transaction()  # E38 not awaitable: async with

@@ -1,0 +1,185 @@
+"""What a user may write. mypy --strict and pyright must find nothing here; `assert_type` says what they must infer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, TypedDict, assert_never, assert_type
+
+import asyncpg  # type: ignore[import-untyped]  # it ships no types
+import psycopg
+import psycopg_pool
+import pydantic
+import trio
+
+import awa_asyncio as awa
+import awa_sync
+import awa_trio
+from awa_trio.db.connection import TrioConnection
+
+
+@dataclass
+class SendEmail:
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    kind: ClassVar[str] = "audit_v2"
+    job: int = 0
+
+
+class Resize(pydantic.BaseModel):
+    width: int
+
+
+class Import(TypedDict):
+    path: str
+
+
+client = awa.Client()
+own = awa.Client("postgresql://localhost/app", schema="jobs", driver="psycopg", max_size=5)
+sync = awa_sync.Client()
+tasks = awa.Tasks()
+together = awa.Client(tasks=[tasks])
+
+
+@client.task(SendEmail, queue="email")
+async def send_email(job: awa.Job[SendEmail]) -> None:
+    assert_type(job.args, SendEmail)
+    assert_type(job.id, int)
+    assert_type(job.errors, list[dict[str, Any]])
+    assert_type(await job.client.insert(Resize(width=job.attempt)), awa.JobRow)
+    if job.is_cancelled():
+        return
+
+
+@client.task(Resize)
+async def resize(job: awa.Job[Resize]) -> awa.RetryAfter | None:
+    return awa.RetryAfter(timedelta(minutes=3)) if job.args.width else None
+
+
+@tasks.task(Resize)
+def resize_blocking(job: awa.BlockingJob[Resize]) -> awa.Result:
+    assert_type(job.client.insert(SendEmail("a")), awa.JobRow)
+    return awa.Snooze(3)
+
+
+@tasks.task(SendEmail)
+def send_blocking(job: awa.BlockingJob[SendEmail]) -> None: ...
+
+
+@tasks.task(Audit)
+async def audit(job: awa.Job[Audit]) -> awa.Completed:
+    return awa.Completed()
+
+
+@client.task(Import, kind="import")
+async def import_(job: awa.Job[Import]) -> awa.Cancel:
+    assert_type(job.args["path"], str)
+    return awa.Cancel("not today")
+
+
+@client.task(kind="raw")
+async def raw(job: awa.Job[dict[str, Any]]) -> None: ...
+
+
+@sync.task(SendEmail)
+def send_sync(job: awa_sync.Job[SendEmail]) -> awa_sync.Result:
+    assert_type(job.client.get_job(job.id), awa_sync.JobRow | None)
+    return None
+
+
+@awa_trio.Tasks().task(SendEmail)
+async def send_trio(job: awa_trio.Job[SendEmail]) -> None:
+    assert_type(await job.client.get_job(job.id), awa_trio.JobRow | None)
+
+
+async def a_handler_is_still_what_it_was(job: awa.Job[SendEmail]) -> None:
+    await send_email(job)
+
+
+def a_job_of_a_subclass_is_a_job(job: awa.Job[bool]) -> awa.Job[int]:
+    return job
+
+
+async def main(a: asyncpg.Connection, p: psycopg.AsyncConnection[Any], pool: asyncpg.Pool) -> None:
+    row = await client.insert(SendEmail("a"), queue="x", priority=1, run_at=datetime.now(UTC), tags=["a"])
+    assert_type(row, awa.JobRow)
+    assert_type(row.state, awa.JobState)
+    await client.insert({"path": "/"}, kind="import", metadata={"a": 1}, deadline_duration=timedelta(seconds=3))
+    await client.insert(Import(path="/"), kind="import", ordering_key=b"key", notify=False)
+    await client.insert(SendEmail("a"), using=a)
+    await client.insert(SendEmail("a"), using=p)
+    async with pool.acquire() as lent:  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        await client.insert(SendEmail("a"), using=lent)  # pyright: ignore[reportUnknownArgumentType]
+    request = awa.EnqueueRequest(Resize(width=1)).queue("x").priority(1).tags("a", "b")
+    assert_type(request, awa.EnqueueRequest)
+    assert_type(await client.insert_many([SendEmail("a"), Resize(width=1), {"kind": "x"}, request]), list[awa.JobRow])
+    assert_type(await client.insert_many([SendEmail("a")], queue="x", using=p), list[awa.JobRow])
+    assert_type(await client.enqueue_many(SendEmail(str(n)) for n in range(3)), int)
+    found = await client.get_job(1)
+    assert_type(found, awa.JobRow | None)
+    assert found is not None
+    assert_type(await client.list_jobs(queue="x", state=awa.JobState.FAILED, before_id=7), list[awa.JobRow])
+    assert_type(await client.list_jobs(state="failed", limit=3), list[awa.JobRow])
+    assert_type(await client.cancel(1, using=p), bool)
+    assert_type(await client.retry(1), awa.JobRow)
+    assert_type(await client.queue_stats(), list[awa.QueueStat])
+    assert_type(await client.migrate(), int)
+    await client.pause_queue("x", by="me")
+    await client.resume_queue("x")
+    asyncio.create_task(client.insert(SendEmail("a")))
+    _, b = await asyncio.gather(client.insert(SendEmail("a")), client.get_job(3))
+    assert_type(b, awa.JobRow | None)
+    async with client.transaction() as tx:
+        await tx.execute("INSERT INTO orders VALUES ($1::bigint)", 1)
+        assert_type(await tx.fetch("SELECT 1"), list[tuple[Any, ...]])
+        assert_type(await tx.insert(SendEmail("a"), priority=1), awa.JobRow)
+        assert_type(await tx.insert_many([SendEmail("a")]), list[awa.JobRow])
+        assert_type(await tx.cancel(1), bool)
+    async with client.worker({"email": 3, "etl": awa.QueueConfig(max_workers=2, rate_limit=(50, 100))}) as worker:
+        assert_type(worker, awa.Worker)
+        await worker.drained()
+    await client.run({"email": 3}, grace=5)
+    async with client as entered:
+        assert_type(entered, awa.Client)
+
+
+def main_sync(p: psycopg.Connection[Any], pool: psycopg_pool.ConnectionPool) -> None:
+    assert_type(sync.insert(SendEmail("a"), priority=1, using=p), awa_sync.JobRow)
+    assert_type(sync.get_job(1), awa_sync.JobRow | None)
+    with sync.transaction() as tx:
+        assert_type(tx.insert(SendEmail("a")), awa_sync.JobRow)
+    with sync.worker({"email": 3}) as worker:
+        worker.drained()
+    with awa_sync.Client(pool=pool) as entered:
+        assert_type(entered, awa_sync.Client)
+
+
+async def main_trio(c: awa_trio.Client, p: TrioConnection[Any]) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(c.get_job, 1)
+    with trio.move_on_after(1):
+        assert_type(await c.get_job(1), awa_trio.JobRow | None)
+    assert_type(await c.insert(SendEmail("a"), using=p), awa_trio.JobRow)
+    async with c.worker({"email": 3}) as worker:
+        await worker.drained()
+
+
+def every_result_is_known(result: awa.Result) -> str:
+    match result:
+        case None | awa.Completed():
+            return "done"
+        case awa.RetryAfter() | awa.Snooze():
+            return "later"
+        case awa.Cancel(reason=reason):
+            return reason
+        case _:
+            assert_never(result)
+
+
+async def classes_are_callable_too() -> None:
+    asyncio.run(client.get_job(3))
+    await awa.Client.insert(client, SendEmail("a"))
