@@ -1,0 +1,273 @@
+"""The asyncpg adapter.
+
+asyncpg prepares by SQL text and types every parameter by the cast in the SQL, which is the rule of the core already, so
+values pass as they are. What takes care is how it ends: on a cancelled await it sends the cancel request by itself and
+drops the answer, and its time-outs do the same. Deadlines are therefore ours, so that an answer is always heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random as _random
+from collections.abc import AsyncGenerator, Callable
+from datetime import UTC, datetime
+from typing import Any, TypeAlias, cast
+
+import asyncpg
+
+from awa_asyncio import db
+from awa_asyncio.db import Connection, Lane
+from awa_asyncio.db.attempt import Preparing
+from awa_asyncio.db.pool import Pool
+from awa_asyncio.db.shield import GRACE, shielded
+from awa_proto.dsn import check_dsn
+from awa_proto.errors import ConfigurationError, DatabaseError
+from awa_proto.plan import Copy, Rows, Statement, Step, Value
+
+__all__ = ["Connection", "Database", "Lane"]
+
+_Library: TypeAlias = Any
+"""A connection or pool of asyncpg, which ships no type information."""
+
+
+class Database(db.Database):
+    """PostgreSQL through asyncpg.
+
+    dsn: a URL; None: the environment variables PGHOST, PGUSER and so on.
+    pool: an asyncpg pool to use instead of one of our own.
+    schema: where awa lives; named in errors.
+    statement_timeout: seconds a statement, a connect, or the wait for a connection may take.
+    max_size: connections of our own pool.
+    random: numbers from 0 to 1, for the pauses between attempts.
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        pool: _Library | None = None,
+        schema: str = "awa",
+        statement_timeout: float = 30.0,
+        max_size: int = 10,
+        random: Callable[[], float] = _random.random,
+    ) -> None:
+        if dsn is not None:
+            check_dsn(dsn, keywords=False)
+        preparing = Preparing()
+
+        async def connect(seconds: float) -> _Link:
+            return _Link(await _connect(dsn, seconds, prepare=preparing.on), preparing)
+
+        super().__init__(
+            source=Pool(connect, max_size) if pool is None else _LentPool(pool, preparing),
+            connect=connect if pool is None or dsn is not None else None,
+            borrow=_borrow,
+            preparing=preparing,
+            schema=schema,
+            statement_timeout=statement_timeout,
+            random=random,
+        )
+
+
+class _Link:
+    """One asyncpg connection."""
+
+    __slots__ = ("_answered", "_prepared", "_preparing", "connection")
+
+    def __init__(self, connection: _Library, preparing: Preparing) -> None:
+        self.connection = connection
+        self._preparing = preparing
+        self._prepared = preparing.on
+        self._answered = True  # False while a statement runs, and after one that was abandoned
+
+    @property
+    def usable(self) -> bool:
+        return not self.connection.is_closed() and self._prepared == self._preparing.on
+
+    @property
+    def clean(self) -> bool:
+        return self.connection.is_closed() or (self._answered and not self.connection.is_in_transaction())
+
+    async def perform(self, step: Step) -> Any:
+        if isinstance(step, Statement):
+            return await self._fetch(step)
+        if isinstance(step, Copy):
+            return await self._copy(step)
+        return [await self._fetch(statement) for statement in step]
+
+    async def _fetch(self, statement: Statement) -> Rows:
+        _check(statement.params)
+        self._answered = False
+        try:
+            rows = await self.connection.fetch(statement.sql, *statement.params)
+        except Exception as error:
+            self._answered = True
+            raise _database_error(error) from error
+        self._answered = True
+        return list(map(tuple, rows))
+
+    async def _copy(self, copy: Copy) -> Rows:
+        self._answered = False
+        chunks = _each(copy)
+        try:
+            status = await self.connection.copy_to_table(
+                copy.table, schema_name=copy.schema, columns=copy.columns, source=chunks
+            )
+        except _ERRORS as error:  # not an error of the chunks: that is the caller's, and leaves a cancel under way
+            self._answered = True
+            raise _database_error(error) from error
+        finally:
+            await chunks.aclose()
+        self._answered = True
+        return [(int(status.split()[-1]),)]
+
+    async def _command(self, sql: str) -> str:
+        self._answered = False
+        try:
+            status: str = await self.connection.execute(sql)
+        except Exception as error:
+            self._answered = True
+            raise _database_error(error) from error
+        self._answered = True
+        return status
+
+    async def commit(self) -> None:
+        if await self._command("COMMIT") != "COMMIT":
+            raise DatabaseError("the transaction had failed before, so COMMIT rolled it back", "25P02")
+
+    async def reset(self) -> None:
+        if not self._answered:
+            with contextlib.suppress(DatabaseError):  # refused in a failed transaction, but answered
+                await self._command("SELECT")  # asyncpg waits for the end of a cancelled statement first
+        if not self.clean:
+            await self._command("ROLLBACK")
+
+    async def cancel(self) -> None:
+        taken = asyncio.get_running_loop().create_future()
+        self.connection._cancel_current_command(taken)  # noqa: SLF001  # the public ways drop the answer
+        await taken
+
+    def close(self) -> None:
+        self.connection.terminate()
+
+    async def goodbye(self) -> None:
+        with contextlib.suppress(*_ERRORS):
+            await shielded(self, self.connection.close(), GRACE)
+
+    async def listen(self, channel: str, notified: Callable[[str], object]) -> None:
+        def heard(*said: Any) -> None:  # connection, pid, channel, payload
+            notified(said[3])
+
+        self._answered = False
+        try:
+            await self.connection.add_listener(channel, heard)
+        except Exception as error:
+            raise _database_error(error) from error
+        self._answered = True
+
+    def watch(self, lost: Callable[[DatabaseError], object]) -> None:
+        def ended(_: _Library) -> None:
+            lost(DatabaseError("the connection was closed by the other side", sent=False))
+
+        self.connection.add_termination_listener(ended)
+
+
+class _LentPool:
+    """A pool of the user's. What its connections go through on release is theirs to say."""
+
+    def __init__(self, pool: _Library, preparing: Preparing) -> None:
+        self._pool = pool
+        self._preparing = preparing
+
+    async def take(self, seconds: float) -> _Link:
+        try:
+            async with asyncio.timeout(seconds):
+                return _Link(await self._pool.acquire(), self._preparing)
+        except _ERRORS as error:
+            raise _connect_error(error, seconds) from error
+
+    async def give_back(self, link: _Link) -> None:
+        await shielded(link, self._pool.release(link.connection), GRACE)
+
+    async def close(self) -> None:
+        """Leave it open: it was handed in."""
+
+
+def _borrow(connection: object) -> _Link:
+    if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
+        raise ConfigurationError(f"using= takes an asyncpg connection here, not {type(connection).__qualname__}")
+    return _Link(connection, Preparing())
+
+
+async def _connect(dsn: str | None, seconds: float, *, prepare: bool) -> _Library:
+    connect: Any = asyncpg.connect  # its time-out is a float, whatever a type checker infers from the default
+    try:
+        return await connect(
+            dsn,
+            timeout=seconds,
+            statement_cache_size=100 if prepare else 0,
+            max_cached_statement_lifetime=0,  # the SQL of an Op never changes, so nothing in the cache grows old
+            max_cacheable_statement_size=0,  # no limit
+        )
+    except ValueError:  # of the DSN; its text is not repeated, it may hold the password
+        raise ConfigurationError("the database URL or a PG* environment variable cannot be read by asyncpg") from None
+    except _ERRORS as error:
+        raise _connect_error(error, seconds) from error
+
+
+async def _each(copy: Copy) -> AsyncGenerator[bytes]:
+    for chunk in copy.chunks:
+        yield chunk
+
+
+_INFINITIES = (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
+
+
+def _check(params: tuple[Value, ...]) -> None:
+    """Refuse the two instants that asyncpg sends as -infinity and infinity, which it reads back without a zone."""
+    for value in params:
+        kind = type(value)
+        if (kind is datetime and value in _INFINITIES) or (
+            kind is list and _holds_an_infinity(cast("list[Any]", value))
+        ):
+            raise DatabaseError("the first and the last instant of a datetime cannot be sent", "22008", sent=False)
+
+
+def _holds_an_infinity(values: list[Any]) -> bool:
+    first = next((value for value in values if value is not None), None)
+    return type(first) is datetime and any(instant in values for instant in _INFINITIES)
+
+
+_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+"""All that asyncpg raises; TimeoutError is an OSError."""
+
+
+def _connect_error(error: BaseException, seconds: float) -> DatabaseError:
+    """What a failure to connect means. Nothing was sent, so nothing was done."""
+    if (said := _said(error)) is not None:
+        return DatabaseError(error.args[0], said.sqlstate, sent=False)
+    if isinstance(error, TimeoutError):
+        return DatabaseError(f"no connection to the database within {seconds:g} s", "08001", sent=False)
+    return DatabaseError(f"cannot connect to the database: {error}", "08001", sent=False)
+
+
+def _said(error: BaseException | None) -> Any:
+    """What the server said; None when asyncpg raised an error of the server's classes itself, which has no severity."""
+    said: Any = error
+    return said if isinstance(error, asyncpg.PostgresError) and said.severity is not None else None
+
+
+def _database_error(error: Exception) -> DatabaseError:
+    """What a failed statement means."""
+    said: Any
+    if (said := _said(error)) is not None:
+        return DatabaseError(error.args[0], said.sqlstate, constraint=said.constraint_name)
+    if isinstance(error, asyncpg.PostgresConnectionError):
+        said = _said(error.__cause__)  # before it hung up
+        return DatabaseError(error.args[0], None if said is None else said.sqlstate)
+    if isinstance(error, asyncpg.InterfaceError):
+        return DatabaseError(error.args[0], "08003" if "closed" in error.args[0] else "XX000", sent=False)
+    if isinstance(error, asyncpg.InternalClientError | OSError):
+        return DatabaseError(f"the connection broke: {error}")
+    return DatabaseError(f"a value that cannot be sent: {error}", "22000", sent=False)

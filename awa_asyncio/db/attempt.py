@@ -1,0 +1,153 @@
+"""One attempt at an Op on one connection, whichever library carries it.
+
+The library is behind `Link`, one connection whose every failure is a `DatabaseError`. The rules kept here:
+
+- A connection is left clean (no transaction, nothing running) or closed. Where that is in doubt it is closed.
+- COMMIT is never cut off. If an attempt returns, it is committed; if it is cancelled, it may or may not be.
+- What fails before COMMIT was sent left nothing behind, even when the connection broke: that is `CONNECTION_LOST`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from awa_asyncio.db.pool import Pooled
+from awa_asyncio.db.shield import GRACE, Closable, Deadline, shielded
+from awa_proto.errors import DatabaseError, Failure
+from awa_proto.plan import Op, Statement, Step
+
+T = TypeVar("T")
+
+BEGIN = Statement("begin", "BEGIN ISOLATION LEVEL READ COMMITTED")
+
+_log = logging.getLogger("awa")
+_STALE_PLAN = "0A000"
+"""Says a prepared statement whose table was altered ("cached plan must not change result type")."""
+
+
+class Link(Pooled, Closable, Protocol):
+    """One connection of a library. Its failures come out as DatabaseError, with the library's own as the cause."""
+
+    @property
+    def clean(self) -> bool:
+        """Whether no transaction is open and no statement is running, for certain."""
+        ...
+
+    async def perform(self, step: Step) -> Any:
+        """The answer to what a plan yielded."""
+        ...
+
+    async def commit(self) -> None:
+        """COMMIT; DatabaseError when the server rolled back instead."""
+
+    async def reset(self) -> None:
+        """Wait for what was cancelled, and roll back."""
+
+    async def listen(self, channel: str, notified: Callable[[str], object]) -> None:
+        """LISTEN; each payload is handed to `notified`, while idle too."""
+
+    def watch(self, lost: Callable[[DatabaseError], object]) -> None:
+        """Call `lost` when the connection breaks while nobody uses it."""
+
+
+class Preparing:
+    """Whether statements are prepared on the server: until the first sign of a pooler that loses them."""
+
+    on = True
+
+    def learn_from(self, error: BaseException) -> None:
+        """Turn preparing off, once, if that is what `error` means."""
+        if self.on and isinstance(error, DatabaseError) and error.failure is Failure.UNPREPARED:
+            self.on = False
+            _log.warning("prepared statements are off from here on, a connection pooler seems to lose them: %s", error)
+
+
+async def drive(plan: Generator[Step, Any, T], perform: Callable[[Step], Awaitable[Any]]) -> T:
+    """The trampoline: feed a plan with what it asks for, until it returns."""
+    try:
+        step = next(plan)
+        while True:
+            try:
+                rows = await perform(step)
+            except DatabaseError as error:
+                step = plan.throw(error)
+            else:
+                step = plan.send(rows)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    finally:
+        plan.close()
+
+
+async def bounded(link: Link, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """`work` on `link`, ended from outside when it takes longer than `seconds`."""
+    deadline = Deadline(link, seconds)
+    try:
+        return await work
+    except DatabaseError as error:
+        if deadline.passed:
+            raise _restated(error, f"no answer within {seconds:g} s: {error}") from error.__cause__
+        raise
+    finally:
+        deadline.lift()
+        if deadline.passed:
+            await deadline.calm()
+
+
+async def autocommitted(link: Link, seconds: float, step: Step) -> Any:
+    """The answer to a step that commits by itself, or in the transaction of a caller."""
+    return await bounded(link, seconds, link.perform(step))
+
+
+async def in_transaction(link: Link, seconds: float, step: Step) -> Any:
+    """The answer to a step inside a transaction of ours, where nothing is done before COMMIT."""
+    try:
+        return await bounded(link, seconds, link.perform(step))
+    except DatabaseError as error:
+        if error.failure is Failure.OUTCOME_UNKNOWN:
+            raise _restated(error, str(error), sent=False) from error.__cause__
+        raise
+
+
+def _restated(error: DatabaseError, message: str, *, sent: bool = True) -> DatabaseError:
+    sent = sent and error.failure is not Failure.CONNECTION_LOST
+    return DatabaseError(message, error.sqlstate, constraint=error.constraint, sent=sent)
+
+
+async def run_once(link: Link, op: Op[T], seconds: float) -> T:
+    """The result of one attempt at `op`, in a transaction when it is atomic. Leaves the connection clean, or closed."""
+    try:
+        if not op.atomic:
+            return await drive(op.start(), partial(autocommitted, link, seconds))
+        await in_transaction(link, seconds, BEGIN)
+        result = await drive(op.start(), partial(in_transaction, link, seconds))
+        await shielded(link, link.commit(), seconds)
+    except BaseException as error:
+        await recover(link, error)
+        raise
+    return result
+
+
+async def recover(link: Link, error: BaseException) -> None:
+    """After a failure: leave the connection clean, or closed."""
+    if isinstance(error, DatabaseError) and (
+        error.connection_is_dead or error.failure is Failure.UNPREPARED or error.sqlstate == _STALE_PLAN
+    ):
+        link.close()
+    elif not link.clean:
+        try:
+            await shielded(link, link.reset(), GRACE)
+        except DatabaseError as second:
+            _log.info("closing a connection that could not be reset: %s", second)
+        finally:
+            if not link.clean:
+                link.close()
+
+
+def seconds_of(op: Op[Any], default: float) -> float:
+    """What each statement of `op` may take."""
+    return default if op.timeout is None else op.timeout
