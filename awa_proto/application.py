@@ -7,7 +7,9 @@ from typing import Any
 
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.operations import Operations
+from awa_proto.options import text
 from awa_proto.registry import Registry
+from awa_proto.schema import quoted
 from awa_proto.store.queue import QueueStore
 from awa_proto.version import VERSION
 from awa_proto.worker.config import QueueConfig, WorkerConfig
@@ -18,6 +20,8 @@ class Application:
     """The tasks of an application, the store its jobs are in, the calls of its client, and the machines of its workers.
 
     schema: where the store is. random: floats in [0, 1), for everything that wants chance.
+
+    Raises ValidationError when PostgreSQL cannot have such a schema, or two registries have handlers for one kind.
     """
 
     def __init__(
@@ -25,6 +29,7 @@ class Application:
     ) -> None:
         for other in others:
             registry.include(other)
+        quoted(text("schema", schema))
         self.registry = registry
         self.schema = schema
         self.store = QueueStore(schema, random=random)

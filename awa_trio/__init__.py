@@ -1,5 +1,10 @@
 """The trio driver of awa-queue."""
 
+try:
+    import trio as _trio  # noqa: F401  so that what is missing is named first
+except ImportError as error:
+    raise ImportError("awa_trio needs trio: pip install 'awa-queue[trio]'") from error
+
 import awa_proto as _proto
 from awa_proto import *  # noqa: F403  its __all__ is the shared part of ours
 from awa_trio.client import Client, Transaction
