@@ -133,7 +133,7 @@ class Database:
         Counted by pgstattuple where there is one (it looks at each page), else as the statistics know it.
         """
         with psycopg.connect(self.dsn, autocommit=True) as connection:
-            tables = "FROM pg_stat_user_tables"
+            tables = "FROM pg_stat_user_tables JOIN pg_class ON oid = relid WHERE relkind = 'r'"
             if connection.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'pgstattuple'").fetchone():
                 connection.execute("CREATE EXTENSION IF NOT EXISTS pgstattuple")
                 row = connection.execute(f"SELECT sum((pgstattuple(relid)).dead_tuple_count) {tables}").fetchone()
