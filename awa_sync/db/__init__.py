@@ -1,0 +1,1 @@
+"""PostgreSQL for blocking code: psycopg with a deadline on every wait, a small pool, and the core's Ops on top."""

@@ -1,0 +1,230 @@
+"""One connection that speaks the words of the core: steps in, rows out, and every failure a `DatabaseError`.
+
+Where a transaction begins and ends is decided here, and in what state a connection is left:
+
+- It is clean afterwards (no transaction, nothing running) or closed. Where that is in doubt it is closed.
+- COMMIT is never cut. If `run_once` returns, it is committed; if it is interrupted, it may or may not be.
+- What fails before COMMIT was sent left nothing behind, even when the connection broke: that is `CONNECTION_LOST`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import Notify, RawCursor, sql
+from psycopg.abc import PQGen
+from psycopg.pq import ExecStatus, Format, PipelineStatus, TransactionStatus
+from psycopg.rows import tuple_row
+
+from awa_proto.errors import DatabaseError, Failure
+from awa_proto.plan import Copy, Op, Row, Rows, Statement, Step
+from awa_sync.db.values import adapt
+from awa_sync.db.waiting import GRACE, command, is_readable, wait
+
+T = TypeVar("T")
+
+_log = logging.getLogger("awa")
+_STALE_PLAN = "0A000"
+"""Says a prepared statement whose table was altered ("cached plan must not change result type")."""
+
+
+class Preparing:
+    """Whether statements are prepared on the server: until the first sign of a pooler that loses them."""
+
+    on = True
+
+    def learn_from(self, error: BaseException) -> None:
+        """Turn preparing off, once, if that is what `error` means."""
+        if self.on and isinstance(error, DatabaseError) and error.failure is Failure.UNPREPARED:
+            self.on = False
+            _log.warning("prepared statements are off from here on, a connection pooler seems to lose them: %s", error)
+
+
+def drive(plan: Generator[Step, Any, T], perform: Callable[[Step], Any]) -> T:
+    """The trampoline: feed a plan with what it asks for, until it returns."""
+    try:
+        step = next(plan)
+        while True:
+            try:
+                rows = perform(step)
+            except DatabaseError as error:
+                step = plan.throw(error)
+            else:
+                step = plan.send(rows)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    finally:
+        plan.close()
+
+
+class Session:
+    """A psycopg connection, which may be the user's, and the cursor it runs the core's statements with.
+
+    From here until `release` all waiting of the connection goes through `waiting.wait`, also that of psycopg's own methods:
+    `Connection.wait` is what they call, and it is shadowed on this one object.
+    """
+
+    __slots__ = ("_cursor", "_in_transaction", "_prepared", "_seconds", "_settling", "connection")
+
+    def __init__(self, connection: psycopg.Connection[Any], preparing: Preparing) -> None:
+        self.connection = connection
+        self._prepared = preparing.on
+        self._in_transaction = False  # of ours, so that a failure before COMMIT means that nothing was done
+        self._seconds = GRACE
+        self._settling = False
+        self._cursor = RawCursor(connection, row_factory=tuple_row)
+        self._cursor.format = Format.BINARY
+        adapt(self._cursor.adapters)
+        vars(connection)["wait"] = self._wait
+
+    def release(self) -> None:
+        """Leave the connection as it was."""
+        vars(self.connection).pop("wait", None)
+
+    def close(self) -> None:
+        """Close at once, without waiting for the server."""
+        self.release()
+        self.connection.pgconn.finish()
+
+    def is_usable(self, preparing: Preparing) -> bool:
+        """Whether it is open and prepares as it should."""
+        return not self.connection.closed and self._prepared == preparing.on
+
+    def is_silent(self) -> bool:
+        """Whether the server sent nothing while nobody asked; what it sends then is mostly its farewell."""
+        return not is_readable(self.connection.pgconn.socket)
+
+    def is_clean(self) -> bool:
+        """Whether it is closed, or certainly has no transaction open and nothing running."""
+        pgconn = self.connection.pgconn
+        return self.connection.closed or (
+            pgconn.transaction_status == TransactionStatus.IDLE and pgconn.pipeline_status == PipelineStatus.OFF
+        )
+
+    def run_once(self, op: Op[T], seconds: float) -> T:
+        """The result of an Op, in a transaction of its own when it is atomic. Raises DatabaseError."""
+        perform = partial(self.perform, seconds=seconds)
+        try:
+            if not op.atomic:
+                return drive(op.start(), perform)
+            self.begin(seconds)
+            result = drive(op.start(), perform)
+            self.commit()
+        except BaseException as error:
+            self.recover(error)
+            raise
+        return result
+
+    def perform(self, step: Step, *, seconds: float, prepare: bool = True) -> Any:
+        """The answer to what a plan yielded, each statement within `seconds`."""
+        self._seconds = seconds
+        self._check_open()
+        try:
+            match step:
+                case Statement():
+                    return self._fetch(step, prepare)
+                case Copy():
+                    return self._copy(step)
+                case _:
+                    return [self._fetch(statement, prepare) for statement in step]
+        except psycopg.Error as error:
+            raise self._database_error(error) from error
+
+    def _fetch(self, statement: Statement, prepare: bool) -> Rows:
+        cursor = self._cursor
+        try:
+            cursor.execute(statement.sql.encode(), statement.params, prepare=prepare and self._prepared)
+        except (ValueError, TypeError, OverflowError) as error:  # from writing a parameter; psycopg lets them through
+            raise DatabaseError(f"a value that cannot be sent: {error}", "22000", sent=False) from error
+        result = cursor.pgresult
+        return cursor.fetchall() if result is not None and result.status == ExecStatus.TUPLES_OK else []
+
+    def _copy(self, copy: Copy) -> list[Row]:
+        statement = sql.SQL("COPY {}.{} ({}) FROM STDIN").format(
+            sql.Identifier(copy.schema),
+            sql.Identifier(copy.table),
+            sql.SQL(", ").join(map(sql.Identifier, copy.columns)),
+        )
+        with self._cursor.copy(statement) as stream:
+            for chunk in copy.chunks:
+                stream.write(chunk)
+        return [(self._cursor.rowcount,)]
+
+    def listen(self, channel: str, heard: Callable[[Notify], None], seconds: float) -> None:
+        """LISTEN to a channel; from here on `heard` is called for each notification."""
+        self.connection.add_notify_handler(heard)
+        statement = sql.SQL("LISTEN {}").format(sql.Identifier(channel)).as_string(self.connection)
+        self.perform(Statement("listen", statement), seconds=seconds, prepare=False)
+
+    def receive(self) -> None:
+        """Hand what the server sent unasked to the notification handlers. Raises psycopg.OperationalError at the end."""
+        pgconn = self.connection.pgconn
+        pgconn.consume_input()
+        while (notification := pgconn.notifies()) is not None:
+            if pgconn.notify_handler is not None:
+                pgconn.notify_handler(notification)
+
+    def begin(self, seconds: float) -> None:
+        """Open a READ COMMITTED transaction, each of whose statements may take `seconds`."""
+        self._seconds = seconds
+        self._check_open()
+        self._in_transaction = True
+        self._command(b"BEGIN ISOLATION LEVEL READ COMMITTED")
+
+    def commit(self) -> None:
+        """Commit. Raises DatabaseError when the server rolled back instead."""
+        self._check_open()
+        self._in_transaction = False
+        if self._command(b"COMMIT") != "COMMIT":
+            raise DatabaseError("the transaction had failed before, so COMMIT rolled it back", "25P02")
+
+    def recover(self, error: BaseException | None) -> None:
+        """Whatever happened: leave the connection clean, or closed."""
+        self._in_transaction = False
+        if isinstance(error, DatabaseError) and (
+            error.connection_is_dead or error.failure is Failure.UNPREPARED or error.sqlstate == _STALE_PLAN
+        ):
+            self.close()
+        elif not self.is_clean():
+            self._seconds = GRACE
+            try:
+                self._command(b"ROLLBACK")
+            except DatabaseError as second:
+                _log.info("closing a connection that could not be rolled back: %s", second)
+            finally:
+                if not self.is_clean():
+                    self.close()
+
+    def _check_open(self) -> None:
+        if self.connection.closed:
+            raise DatabaseError("the connection is closed", "08003", sent=False)
+
+    def _command(self, text: bytes) -> str:
+        self._settling = True
+        try:
+            with self.connection.lock:
+                return self._wait(command(self.connection.pgconn, text))
+        except psycopg.Error as error:
+            raise self._database_error(error) from error
+        finally:
+            self._settling = False
+
+    def _wait(self, gen: PQGen[T], *_: object, **__: object) -> T:
+        return wait(self.connection, gen, self._seconds, settle=self._settling)
+
+    def _database_error(self, error: psycopg.Error) -> DatabaseError:
+        """What a failed statement means; psycopg's own errors, and a connection that broke, have no SQLSTATE."""
+        sent = not self._in_transaction
+        if error.sqlstate is not None:
+            message = error.diag.message_primary or str(error)
+            return DatabaseError(message, error.sqlstate, constraint=error.diag.constraint_name, sent=sent)
+        if self.connection.closed:
+            return DatabaseError(f"the connection broke: {error}", sent=sent)
+        if isinstance(error, psycopg.DataError | psycopg.ProgrammingError):  # a value that cannot be written or read
+            return DatabaseError(str(error), "22000", sent=False)
+        return DatabaseError(str(error), "XX000", sent=sent)
