@@ -45,6 +45,9 @@ T = TypeVar("T")
 _LONGEST_RUN = 0.005
 """Seconds after which a connection whose socket is always ready lets other tasks run."""
 
+_AGAIN = 0.25
+"""Seconds between two requests to cancel: one may fall between two statements of a generator, and hit neither."""
+
 _ACTIVE = TransactionStatus.ACTIVE
 _WaitTimeout: type[psycopg.Error] = getattr(errors, "_WaitTimeout", errors.OperationalError)
 
@@ -138,8 +141,11 @@ class TrioConnection(AsyncConnection[Row]):
             raise
         if timeout is not None:
             raise _WaitTimeout(f"nothing was received within {timeout} s")
-        late = errors.OperationalError(f"no answer within {limit} s: the connection was closed")
-        return await self._finish(gen, state, cancel=True, close=midway or settle, otherwise=late)
+        late = errors.OperationalError(f"no answer within {limit:g} s: the connection was closed")
+        try:
+            return await self._finish(gen, state, cancel=True, close=midway or settle, otherwise=late)
+        except errors.QueryCanceled as error:
+            raise errors.QueryCanceled(f"no answer within {limit:g} s: the statement was cancelled") from error
 
     async def _finish(self, gen: PQGen[T], state: Wait, *, cancel: bool, close: bool, otherwise: BaseException) -> T:
         """Bring an interrupted generator to its end: its result or its error. Else close the connection.
@@ -154,10 +160,12 @@ class TrioConnection(AsyncConnection[Row]):
         if not close:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + GRACE):
                 try:
-                    if cancel:
-                        await self._try_cancel()
                     while True:
-                        state = gen.send(await self._readiness(state, 0.0))
+                        if cancel:
+                            await self._try_cancel()
+                        with trio.move_on_after(_AGAIN if cancel else inf):
+                            while True:
+                                state = gen.send(await self._readiness(state, 0.0))
                 except StopIteration as done:
                     if self.pgconn.transaction_status != _ACTIVE:
                         return cast("T", done.value)

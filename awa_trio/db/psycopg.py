@@ -91,8 +91,10 @@ class Database:
         max_size: int = 10,
         random: Callable[[], float] = _random.random,
     ) -> None:
-        self._own = Pool(dsn, max_size=max_size, timeout=statement_timeout) if pool is None or dsn is not None else None
-        self._pool = pool or self._own or Pool()
+        own = Pool(dsn, max_size=max_size, timeout=statement_timeout)
+        self._pool = own if pool is None else pool
+        self._lanes = own if pool is None or dsn is not None else pool  # where their connections come from
+        self._own = own
         self._schema = schema
         self._seconds = statement_timeout
         self._random = random
@@ -102,8 +104,7 @@ class Database:
 
     async def close(self) -> None:
         """Close the connections that are ours. A pool that was handed in stays open."""
-        if self._own is not None:
-            await self._own.close()
+        await self._own.close()
 
     async def run(self, op: Op[T]) -> T:
         """The result of one Op.
@@ -179,8 +180,8 @@ class Database:
         notified: called with the payload of each notification.
         lost: called once when the connection breaks, in use or not.
         """
-        source = self._own or self._pool
-        return Lane(partial(source.connect, name=name), source.preparing, self._seconds, channel, notified, lost)
+        connect = partial(self._lanes.connect, name=name)
+        return Lane(connect, self._lanes.preparing, self._seconds, channel, notified, lost)
 
     def _learn_from(self, error: BaseException) -> None:
         self._pool.preparing.learn_from(error)
