@@ -82,7 +82,7 @@ def encode(args: JobArgs) -> str:
     args_type = type(args)
     if args_type is dict:
         return _mapping(args)  # type: ignore[arg-type]
-    if isinstance(args, BaseModel) or hasattr(args_type, "__dataclass_fields__"):
+    if hasattr(args_type, "__dataclass_fields__") or isinstance(args, BaseModel):  # the cheaper question first
         return _codec(args_type).encode(args)
     if isinstance(args, Mapping):
         return _mapping(dict(args))
@@ -154,18 +154,17 @@ class _Codec:
         if not data.startswith(b"{"):
             raise SerializationError("args", f"{type(args).__name__} is written as {data[:20]!r}…; an object is needed")
         text = _storable("args", data)
-        self.decode(data, written=True)
+        try:
+            self.validate(data)
+        except Exception as error:
+            raise SerializationError("args", f"would not decode: {_why_not_read(error)}") from error
         return text
 
-    def decode(self, text: bytes | str, *, written: bool = False) -> Any:
+    def decode(self, text: str) -> Any:
         try:
             return self.validate(text)
-        except pydantic.ValidationError as error:
-            message = "; ".join(_place(e["loc"]) + e["msg"] for e in error.errors(include_input=False)[:5])
         except Exception as error:  # a validator or __post_init__ of the user may raise anything
-            message = f"{type(error).__name__}: {error}"
-            raise SerializationError("args", message) from error
-        raise SerializationError("args", f"would not decode: {message}" if written else message)
+            raise SerializationError("args", _why_not_read(error)) from error
 
 
 @_per_type
@@ -274,6 +273,13 @@ def _why_not_written(error: Exception) -> str:
     if found := _UNEXPECTED.findall(text):
         return "; ".join(f"{name}: expected {wanted}, not {given}".removeprefix(": ") for wanted, name, given in found)
     return f"cannot be written as JSON: {text.removeprefix('Error serializing to JSON: ')}"
+
+
+def _why_not_read(error: Exception) -> str:
+    """The reason, without the value, for the same cause."""
+    if isinstance(error, pydantic.ValidationError):
+        return "; ".join(_place(each["loc"]) + each["msg"] for each in error.errors(include_input=False)[:5])
+    return f"{type(error).__name__}: {error}"
 
 
 def _place(loc: tuple[int | str, ...]) -> str:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, Final, TypedDict
 
 from awa_proto import args as args_
@@ -157,11 +158,7 @@ class Options:
         """
         args_type = type(args)
         text = args_.encode(args)
-        kind = self.kind or (args_.kind_in(args) if isinstance(args, Mapping) else args_.kind_of(args_type))
-        if kind is None:
-            raise ValidationError("kind", 'a mapping needs kind=, or a key "kind" that is text')
-        if kind is not self.kind:
-            name("kind", kind)
+        kind = self.kind or _kind_of(args)
         queue = self.queue
         task = tasks.get(kind)
         if task is not None:
@@ -225,6 +222,20 @@ def instant(field: str, value: object) -> datetime | None:
         return value.astimezone(UTC)
     except OverflowError:
         raise ValidationError(field, f"{value.isoformat()} is outside the years 1 … 9999 in UTC") from None
+
+
+def _kind_of(args: JobArgs) -> str:
+    if type(args) is not dict and not isinstance(args, Mapping):
+        return _kind_of_class(type(args))
+    kind = args_.kind_in(args)
+    if kind is None:
+        raise ValidationError("kind", 'a mapping needs kind=, or a key "kind" that is text')
+    return name("kind", kind)
+
+
+@cache
+def _kind_of_class(args_type: type[JobArgs]) -> str:
+    return name("kind", args_.kind_of(args_type))
 
 
 def _deadline(value: Any) -> float:
