@@ -128,7 +128,7 @@ class MemoryStore:
     ) -> None:
         self._clock = clock
         self._random = random
-        self._tables = _Tables() if shares is None else shares._tables  # noqa: SLF001  it is the same class
+        self._tables: _Tables = _Tables() if shares is None else shares._tables  # noqa: SLF001  it is the same class
         self._listening = None if notified is None else _Listening(notified)
         if self._listening is not None:
             self._tables.listening.append(self._listening)

@@ -6,6 +6,7 @@ moment are checked.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -58,6 +59,7 @@ class Process:
         self._world = world
         self._turn_is_due = False
         self._timer = 0
+        self._timer_at = math.inf
         self._lanes: set[Lane] = set()
         self._is_half_open = False
         self.number = number
@@ -115,6 +117,11 @@ class Process:
     def _timeout(self, timer: int) -> None:
         if timer != self._timer or not self.is_alive or self.stopped is not None:
             return
+        self._timer_at = math.inf
+        due = self.machine.next_deadline()
+        if due is None or due > self._world.now:
+            self._set_timer(due)
+            return
         self.machine.handle_timeout(self._world.now)
         self._perform()
         deadline = self.machine.next_deadline()
@@ -140,10 +147,15 @@ class Process:
                 case _:
                     assert_never(output)
         self._check()
-        self._timer += 1
-        deadline = self.machine.next_deadline()
-        if deadline is not None and self.stopped is None:
+        if self.stopped is None:
+            self._set_timer(self.machine.next_deadline())
+
+    def _set_timer(self, deadline: float | None) -> None:
+        """One timer: an earlier one that is set already will look again when it is due."""
+        if deadline is not None and deadline < self._timer_at:
+            self._timer += 1
             timer = self._timer
+            self._timer_at = deadline
             self._world.at(max(deadline, self._world.now), lambda: self._timeout(timer))
 
     def _check(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
 from typing_extensions import override
 
@@ -183,6 +183,8 @@ class Simulation:
                 line = ("drained",)
             case Stopped():
                 line = ("stopped", output)
+            case _:
+                assert_never(output)
         self.trace.append((self.now, number, *line))
 
     def seen(self, kind: str, *facts: object) -> list[float]:

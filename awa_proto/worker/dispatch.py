@@ -49,7 +49,7 @@ class Dispatcher:
 
     __slots__ = (
         "_advance", "_advanced_at", "_asked", "_backoff", "_bound", "_context", "_fastest", "_finalizer", "_hold",
-        "_instance", "_out", "_running", "_sent_at", "_tasks", "is_open", "queues", "ring", "version",
+        "_instance", "_out", "_overdue", "_running", "_sent_at", "_tasks", "is_open", "queues", "ring", "version",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +70,7 @@ class Dispatcher:
         self._backoff = Backoff(0.1, 10.0, context.random)
         self._hold = -math.inf
         self._asked: list[ServedQueue] = []
+        self._overdue: set[Fence] = set()
         self._sent_at = 0.0
         self._fastest = math.inf
         self._advance = False
@@ -200,6 +201,9 @@ class Dispatcher:
         buffer, tasks, running, finalizer = queue.buffer, self._tasks, self._running, self._finalizer
         while buffer and queue.running < queue.slots and finalizer.unwritten < self._bound:
             attempt = buffer.popleft()
+            if self._overdue and (attempt.id, attempt.run_lease) in self._overdue:
+                self._give_back(attempt, now)
+                continue
             task = tasks.get(attempt.kind)
             if task is None:
                 self._refuse(attempt, UnknownJobKind(f"unknown job kind: {attempt.kind}"), now)
@@ -215,8 +219,7 @@ class Dispatcher:
         self._watch_buffers(now)
 
     def _refuse(self, attempt: Attempt, error: TerminalError, now: float) -> None:
-        if self._running.deadlines:
-            self._running.deadlines.forget(attempt)
+        self._running.deadlines.forget(attempt)
         self._context.report.warn(now, "job refused", str(error), job=attempt.id, kind=attempt.kind)
         self._finalizer.add(attempt, Raised(error), now)
 
@@ -246,10 +249,12 @@ class Dispatcher:
     def _release(self, queue: ServedQueue, now: float, *, most: int) -> None:
         """Give back buffered jobs, the least urgent ones first."""
         for _ in range(min(most, len(queue.buffer))):
-            attempt = queue.buffer.pop()
-            if self._running.deadlines:
-                self._running.deadlines.forget(attempt)
-            self._finalizer.add(attempt, Ending.RELEASED, now)
+            self._give_back(queue.buffer.pop(), now)
+
+    def _give_back(self, attempt: Attempt, now: float) -> None:
+        self._overdue.discard((attempt.id, attempt.run_lease))
+        self._running.deadlines.forget(attempt)
+        self._finalizer.add(attempt, Ending.RELEASED, now)
 
     def cancelled(self, fence: Fence) -> None:
         """A person cancelled an attempt, which is thereby ended: nothing is written for it any more."""
@@ -261,6 +266,7 @@ class Dispatcher:
             for attempt in queue.buffer:
                 if (attempt.id, attempt.run_lease) == fence:
                     queue.buffer.remove(attempt)
+                    self._overdue.discard(fence)
                     self._running.deadlines.forget(attempt)
                     return
 
@@ -271,13 +277,11 @@ class Dispatcher:
             self._context.timers.set(Timer.DEADLINE, at)
 
     def end_overdue(self, now: float) -> None:
-        """End attempts at their deadline; those that have not even started go back uncounted."""
+        """End attempts at their deadline; those that have not even started go back uncounted when their turn comes."""
         for attempt in self._running.deadlines.take_due(now):
             if self._running.overdue(attempt, now):
                 self._out.append(CancelJob(attempt, Reason.DEADLINE))
                 continue
-            buffer = self.queues[attempt.queue].buffer
-            if attempt in buffer:
-                buffer.remove(attempt)
-                self._finalizer.add(attempt, Ending.RELEASED, now)
+            if attempt in self.queues[attempt.queue].buffer:
+                self._overdue.add((attempt.id, attempt.run_lease))
         self.watch_deadlines()

@@ -8,7 +8,7 @@ RUNNING    | StopAsked: no new claims, buffered jobs go back              | DRAI
 DRAINING   | no handler runs                                              | WRITING    | grace: CANCELLING
 CANCELLING | no handler runs; those that end now are released             | WRITING    | 5 s: WRITING, those are left
 WRITING    | nothing is unwritten, no claim is under way                  | LEAVING    | 10 s: LEAVING, not clean
-LEAVING    | unregistered, or that failed                                 | STOPPED    | 2 s
+LEAVING    | unregistered, or that failed; and nothing is unwritten (again)| STOPPED    | 2 s
 STOPPED    | never; every input is ignored                                |            |
 
 StopAsked before RUNNING goes to LEAVING (or STOPPED when nothing is registered). A second StopAsked may shorten the
@@ -54,8 +54,10 @@ class Phase(StrEnum):
 class Lifecycle:
     """Registers, and stops in stages. instance: the number registration gave, None before."""
 
-    __slots__ = ("_backoff", "_context", "_dispatcher", "_finalizer", "_on_close", "_on_open", "_on_stopped", "_out",
-                 "_running", "_was_cut_short", "instance", "phase")  # fmt: skip
+    __slots__ = (
+        "_backoff", "_context", "_dispatcher", "_finalizer", "_has_left", "_on_close", "_on_open", "_on_stopped", "_out",
+        "_running", "_was_cut_short", "instance", "phase",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -79,6 +81,7 @@ class Lifecycle:
         self._on_stopped = on_stopped
         self._backoff = Backoff(0.1, 10.0, context.random)
         self._was_cut_short = False
+        self._has_left = False
         self.instance: int | None = None
         self.phase = Phase.NEW
 
@@ -159,6 +162,8 @@ class Lifecycle:
         """Go on to the next phase when this one is over."""
         if self.phase in {Phase.DRAINING, Phase.CANCELLING} and not self._running:
             self._write(now)
+        if self._has_left and not self._finalizer.unwritten:
+            self._stopped()
         if self.phase is Phase.WRITING and not self._finalizer.unwritten and not self._dispatcher.is_claiming:
             self._leave(now)
 
@@ -206,11 +211,11 @@ class Lifecycle:
         self._context.lanes.run(Lane.MAINTENANCE, self._context.store.unregister(instance), self._left, self._not_left)
 
     def _left(self, _: None, _now: float) -> None:
-        self._stopped()
+        self._has_left = True
 
     def _not_left(self, error: DatabaseError, _now: float) -> None:
         self._context.last_error = error
-        self._stopped()
+        self._has_left = True
 
     def _stopped(self) -> None:
         if self.phase is not Phase.STOPPED:
@@ -218,4 +223,4 @@ class Lifecycle:
             self._context.timers.clear()
             self._on_stopped()
             left = self._running.ids
-            self._out.append(Stopped(not left and not self._was_cut_short, left))
+            self._out.append(Stopped(not left and not self._finalizer.unwritten and not self._was_cut_short, left))

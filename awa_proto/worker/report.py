@@ -47,4 +47,4 @@ class Report:
         """Say that what was warned about is over; silent when nothing was said."""
         if self._told.pop(key, None) is not None:
             self._held.pop(key, None)
-            self.tell(INFO, key, message, **fields)
+            self.tell(INFO, f"{key}: over", message, **fields)

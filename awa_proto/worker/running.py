@@ -25,7 +25,7 @@ from awa_proto.worker.served import ServedQueue
 class Running:
     """Slots in use. Results go to the finalizer; deadlines are kept for buffered attempts too."""
 
-    __slots__ = ("_ended", "_finalizer", "_is_releasing", "_started", "deadlines")
+    __slots__ = ("_ended", "_finalizer", "_is_releasing", "_started", "_with_deadline", "deadlines")
 
     def __init__(self, finalizer: Finalizer) -> None:
         self._finalizer = finalizer
@@ -33,6 +33,7 @@ class Running:
         self._ended: set[Fence] = set()
         self._is_releasing = False
         self.deadlines = Deadlines()
+        self._with_deadline = self.deadlines.attempts
 
     def __len__(self) -> int:
         return len(self._started)
@@ -67,7 +68,7 @@ class Running:
         attempt, queue, since = started
         queue.running -= 1
         queue.measured(now - since)
-        if self.deadlines:
+        if self._with_deadline:
             self.deadlines.forget(attempt)
         if fence in self._ended:
             self._ended.discard(fence)

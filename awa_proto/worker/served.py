@@ -32,6 +32,8 @@ NOISE: Final = (25, 0.05)
 """So many notifications within so many seconds (500 a second) are noise: the queue is polled instead."""
 SILENCE: Final = 0.03
 """Seconds of empty polls after which an awake queue goes back to sleep."""
+_GROWTH = 4
+"""So many times the newest claim, and no more, is claimed ahead: a first quick handler says little about the next ones."""
 _EARLY = 0.6
 _SMOOTHING = 0.1
 
@@ -46,7 +48,7 @@ class ServedQueue:
     """
 
     __slots__ = (
-        "_again_at", "_ask_at", "_asked", "_backlog", "_bucket", "_delay", "_doubted", "_dry", "_found_at", "_heard",
+        "_again_at", "_ask_at", "_asked", "_backlog", "_bucket", "_delay", "_doubted", "_dry", "_found_at", "_got", "_heard",
         "_heard_since", "_next_stripe", "_pace", "_poll_interval", "_random", "_stripes_asked", "_wait", "_woken",
         "asleep", "awake", "buffer", "config", "empty", "moved_at", "name", "paused", "running", "slots", "stripes",
     )  # fmt: skip
@@ -78,6 +80,7 @@ class ServedQueue:
         self._delay = FIRST_POLL
         self._wait = 0.0
         self._found_at = -math.inf
+        self._got = 0
         self._woken = False
         self._doubted = False
         self._heard = 0
@@ -151,6 +154,7 @@ class ServedQueue:
         if self._bucket is not None and got < asked:
             self._bucket.give_back(asked - got)
         if got:
+            self._got = got
             self._found_at = now
             self._delay = FIRST_POLL
             self._dry = 0
@@ -241,4 +245,5 @@ class ServedQueue:
     def _ahead(self) -> int:
         if not self._backlog or self._pace is None or self._bucket is not None:
             return 0
-        return min(int(AHEAD * self.slots / max(self._pace, 1e-6)), MOST)
+        ahead = int(AHEAD * self.slots / max(self._pace, 1e-6))
+        return min(ahead, _GROWTH * max(self._got, self.slots), MOST)

@@ -1,0 +1,1 @@
+"""For tests, of the library and of applications: nothing else imports it."""

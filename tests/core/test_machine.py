@@ -1,0 +1,362 @@
+"""The worker machine, event by event: what it says to late, double and strange ones, and how much it asks for."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from awa_proto.errors import DatabaseError, SchemaNotMigrated
+from awa_proto.job import Attempt, JobState
+from awa_proto.outcome import Raised, Returned
+from awa_proto.plan import Op
+from awa_proto.store import Claimed, Demand, Ended, Promoted, Registration, Ring, Verdict
+from awa_proto.store.memory import MemoryStore
+from awa_proto.task import Task
+from awa_proto.worker.bucket import TokenBucket
+from awa_proto.worker.config import QueueConfig, WorkerConfig
+from awa_proto.worker.events import (
+    CancelJob,
+    Emit,
+    Event,
+    JobEnded,
+    ListenLost,
+    OpDone,
+    OpFailed,
+    Output,
+    Reason,
+    RunOp,
+    StartJob,
+    StopAsked,
+    Stopped,
+    Woken,
+)
+from awa_proto.worker.lifecycle import Phase
+from awa_proto.worker.worker import WorkerMachine
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def decode(args: str) -> Any:
+    if args == "bad":
+        raise ValueError("no such \0 thing")
+    return args
+
+
+class Spy(MemoryStore):
+    """Notes what it is asked for; the test answers by hand."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: NOON, lambda: 0.5)
+        self.demands: list[Sequence[Demand]] = []
+        self.flushes: list[tuple[Sequence[Ended], int]] = []
+
+    @override
+    def claim(self, instance: int, ring: Ring, demands: Sequence[Demand], *, advance: bool = False) -> Op[Claimed]:
+        self.demands.append(demands)
+        return super().claim(instance, ring, demands, advance=advance)
+
+    @override
+    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[list[Verdict]]:
+        self.flushes.append((ended, flush))
+        return super().finalize(ended, flush)
+
+
+class Bench:
+    """A machine on the bench: one step at a time, at a clock turned by hand."""
+
+    def __init__(self, queue: QueueConfig | None = None, **settings: Any) -> None:
+        self.now = 100.0
+        self.store = Spy()
+        self.machine = WorkerMachine(
+            store=self.store,
+            tasks={"k": Task("k", print, decode, is_async=False)},
+            config=WorkerConfig({"q": queue or QueueConfig(max_workers=2)}, **settings),
+            random=lambda: 0.5,
+        )
+        self.said: list[Output] = []
+        self.ops: dict[str, RunOp] = {}
+        self.machine.start(self.now)
+        self._drain()
+
+    def hear(self, *events: Event) -> list[Output]:
+        before = len(self.said)
+        self.machine.handle(events, self.now)
+        self._drain()
+        return self.said[before:]
+
+    def wait(self, seconds: float) -> list[Output]:
+        before, end = len(self.said), self.now + seconds
+        while (deadline := self.machine.next_deadline()) is not None and deadline <= end:
+            self.now = max(self.now, deadline)
+            self.machine.handle_timeout(self.now)
+            self._drain()
+        self.now = end
+        return self.said[before:]
+
+    def _drain(self) -> None:
+        while (output := self.machine.poll_output()) is not None:
+            self.said.append(output)
+            if isinstance(output, RunOp):
+                self.ops[output.op.name] = output
+
+    def done(self, name: str, result: Any = None) -> list[Output]:
+        return self.hear(OpDone(self.ops.pop(name).id, result))
+
+    def failed(self, name: str, sqlstate: str | None) -> list[Output]:
+        return self.hear(OpFailed(self.ops.pop(name).id, DatabaseError("failed", sqlstate)))
+
+    def running(self) -> "Bench":
+        """Registered, promoted, listening, with a claim under way."""
+        self.done("register", Registration(7, Ring(1), {}, NOON))
+        self.done("promote", Promoted(0))
+        self.done("withdraw")
+        return self
+
+    def claimed(self, *attempts: Attempt, **facts: Any) -> list[StartJob]:
+        said = self.done("claim", Claimed(attempts, facts.pop("version", 1), NOON, **facts))
+        return [output for output in said if isinstance(output, StartJob)]
+
+
+def attempt(id: int = 1, *, kind: str = "k", args: str = "{}", number: int = 1, extra: str | None = None) -> Attempt:
+    return Attempt(0, id, 0, 1000 + id, id, "q", 2, kind, args, number, 3, NOON, NOON, extra)
+
+
+def of(kind: type, said: Sequence[Output]) -> list[Any]:
+    return [output for output in said if isinstance(output, kind)]
+
+
+def test_it_registers_first_and_then_claims_promotes_and_listens() -> None:
+    bench = Bench()
+    assert [output.op.name for output in of(RunOp, bench.said)] == ["register"]
+    said = bench.done("register", Registration(7, Ring(1), {}, NOON))
+    assert sorted(output.op.name for output in of(RunOp, said)) == ["claim", "promote", "withdraw"]
+    assert (bench.machine.phase, bench.machine.instance) == (Phase.RUNNING, 7)
+
+
+def test_a_plan_that_finds_no_schema_is_waited_for() -> None:
+    bench = Bench()
+    (warning,) = of(Emit, bench.hear(OpFailed(bench.ops["register"].id, SchemaNotMigrated("run awa migrate"))))
+    assert (warning.key, warning.fields["failure"]) == ("register failed", "not migrated")
+    assert [output.op.name for output in of(RunOp, bench.wait(0.1))] == ["register"]
+
+
+def test_it_asks_for_what_is_free_and_starts_what_comes() -> None:
+    bench = Bench().running()
+    assert bench.store.demands[-1] == [Demand("q", 2)]
+    (start,) = bench.claimed(attempt())
+    assert (start.attempt.id, start.args, start.task.kind) == (1, "{}", "k")
+    bench.wait(0.01)
+    assert bench.store.demands[-1] == [Demand("q", 1)]
+
+
+def test_a_slot_is_free_when_the_handler_ended_before_its_result_is_written() -> None:
+    bench = Bench().running()
+    bench.claimed(attempt(1), attempt(2))
+    bench.wait(1.0)
+    said = bench.hear(JobEnded(attempt(1), Returned(None)))
+    assert [output.op.name for output in of(RunOp, said)] == ["claim", "finalize"]
+    assert bench.store.demands[-1] == [Demand("q", 1)]
+    assert bench.machine.unwritten == 1
+
+
+def test_an_ending_that_comes_twice_counts_once() -> None:
+    bench = Bench().running()
+    bench.claimed(attempt())
+    ended = JobEnded(attempt(), Returned(None))
+    bench.hear(ended, ended)
+    bench.hear(ended)
+    assert bench.machine.queues["q"].running == 0
+    assert bench.machine.unwritten == 1
+    assert [len(ended) for ended, _ in bench.store.flushes] == [1]
+
+
+def test_an_answer_that_comes_twice_or_to_nothing_is_ignored() -> None:
+    bench = Bench().running()
+    claim = bench.ops["claim"].id
+    bench.claimed(attempt())
+    assert not of(
+        StartJob, bench.hear(OpDone(claim, Claimed([attempt(2)], 1, NOON)), OpFailed(claim, DatabaseError("x")))
+    )
+    assert not bench.hear(OpDone(999, None))
+
+
+def test_an_unknown_kind_fails_for_good_without_a_handler() -> None:
+    bench = Bench().running()
+    assert not bench.claimed(attempt(kind="nobody"))
+    ((ended,), _) = bench.store.flushes[0]
+    assert ended.transition.to is JobState.FAILED
+    assert ended.transition.entry is not None
+    assert ended.transition.entry["error"] == "UnknownJobKind: unknown job kind: nobody"
+    assert ended.transition.entry["terminal"] is True
+
+
+def test_args_that_do_not_decode_fail_for_good() -> None:
+    bench = Bench().running()
+    assert not bench.claimed(attempt(args="bad"))
+    ((ended,), _) = bench.store.flushes[0]
+    assert ended.transition.to is JobState.FAILED
+    assert ended.transition.entry is not None
+    assert ended.transition.entry["error"].startswith("ArgsRefused: ValueError: no such")
+
+
+def test_times_of_an_outcome_are_database_time() -> None:
+    bench = Bench().running()
+    bench.claimed(attempt())
+    bench.wait(3.0)
+    bench.hear(JobEnded(attempt(), Raised(ValueError("x"))))
+    ((ended,), _) = bench.store.flushes[0]
+    assert ended.transition.at == NOON + timedelta(seconds=3)
+
+
+def test_a_full_answer_is_followed_by_the_next_claim_only_when_something_is_wanted() -> None:
+    bench = Bench().running()
+    assert not of(RunOp, bench.claimed(attempt(1), attempt(2)))
+    assert "claim" not in bench.ops
+    bench.wait(0.05)
+    bench.hear(JobEnded(attempt(1), Returned(None)))
+    assert bench.store.demands[-1] == [
+        Demand("q", 1 + 4)
+    ]  # 0.1 s of work for two slots at 50 ms each, and the free slot
+
+
+def test_polls_double_after_an_empty_claim_and_a_notification_starts_them_over() -> None:
+    bench = Bench(poll_interval=1.0).running()
+    gaps = []
+    for _ in range(11):
+        before = bench.now
+        bench.claimed()
+        if "announce" in bench.ops:
+            bench.ops.pop("announce")
+        while "claim" not in bench.ops:
+            deadline = bench.machine.next_deadline()
+            assert deadline is not None
+            bench.wait(deadline - bench.now)
+            if "promote" in bench.ops:
+                bench.done("promote", Promoted(0))
+        gaps.append(round(bench.now - before, 4))
+    assert gaps[0] == 0  # the opening of the listening connection came during the first claim
+    assert gaps[1:] == pytest.approx([1.05 * min(0.005 * 2**i, 1.0) for i in range(10)], abs=1e-3)
+    bench.claimed()
+    bench.hear(Woken("q"))
+    assert "claim" in bench.ops
+
+
+def test_a_notification_during_a_claim_is_not_forgotten() -> None:
+    bench = Bench().running()
+    bench.hear(Woken("q"))
+    bench.claimed()
+    assert "claim" in bench.ops
+
+
+def test_notifications_for_other_queues_and_strange_ones_do_nothing() -> None:
+    bench = Bench().running()
+    bench.claimed()
+    bench.ops.clear()
+    for payload in ("other", "", "!", "!x:1", "!1:", "!1", "!9:9"):
+        assert not bench.hear(Woken(payload))
+
+
+def test_a_cancellation_by_a_person_cancels_the_handler_and_writes_nothing() -> None:
+    bench = Bench().running()
+    bench.claimed(attempt())
+    assert bench.hear(Woken("!1:1001"), Woken("!1:1001")) == [CancelJob(attempt(), Reason.CANCELLED)]
+    assert bench.machine.queues["q"].running == 1
+    bench.hear(JobEnded(attempt(), Raised(RuntimeError())))
+    assert bench.machine.queues["q"].running == 0
+    assert not bench.store.flushes
+
+
+def test_a_newer_ring_is_read_off_the_path_of_claims() -> None:
+    bench = Bench().running()
+    said = bench.done("claim", Claimed([], 5, NOON))
+    assert "survey" in [output.op.name for output in of(RunOp, said + bench.wait(0.6))]
+    bench.done("survey", (Ring(5, (1, 2)), {}))
+    assert bench.machine.phase is Phase.RUNNING
+
+
+def test_a_resent_flush_keeps_its_number_and_a_stale_verdict_is_one_warning() -> None:
+    bench = Bench().running()
+    bench.claimed(attempt(1), attempt(2))
+    bench.hear(*[JobEnded(attempt(i), Returned(None)) for i in (1, 2)])
+    bench.failed("finalize", None)
+    bench.wait(0.1)
+    (first, number), (second, again) = bench.store.flushes
+    assert (first, number) == (second, again)
+    assert 0 <= number < 2**62
+    said = bench.done("finalize", [Verdict.STALE, Verdict.STALE])
+    (warning,) = of(Emit, [output for output in said if getattr(output, "key", "") == "stale result"])
+    assert warning.fields["jobs"] == [1, 2]
+    assert bench.machine.unwritten == 0
+
+
+def test_again_sends_only_the_losers_under_the_same_number() -> None:
+    bench = Bench().running()
+    bench.claimed(attempt(1), attempt(2))
+    bench.hear(*[JobEnded(attempt(i), Returned(None)) for i in (1, 2)])
+    bench.done("finalize", [Verdict.ACCEPTED, Verdict.AGAIN])
+    (_, number), (ended, again) = bench.store.flushes
+    assert [one.attempt.id for one in ended] == [2]
+    assert number == again
+
+
+def test_a_result_refused_twice_is_dropped_with_an_error() -> None:
+    bench = Bench().running()
+    bench.claimed(attempt())
+    bench.hear(JobEnded(attempt(), Returned(None)))
+    bench.failed("finalize", "22P02")
+    ((ended,), _) = bench.store.flushes[-1]
+    assert ended.transition.to is JobState.FAILED
+    said = bench.failed("finalize", "22P02")
+    assert [output.key for output in of(Emit, said)] == ["result dropped"]
+    assert bench.machine.unwritten == 0
+
+
+def test_a_lost_listening_connection_is_reopened_only_after_the_op_on_it_was_answered() -> None:
+    bench = Bench()
+    bench.done("register", Registration(7, Ring(1), {}, NOON))
+    bench.hear(ListenLost(DatabaseError("gone")))
+    listen = bench.ops["withdraw"]
+    bench.wait(5.0)
+    assert bench.ops["withdraw"] is listen
+    bench.done("withdraw")
+    bench.wait(0.3)
+    assert {"withdraw", "announce"} & bench.ops.keys()
+
+
+def test_after_stopped_every_input_is_ignored() -> None:
+    bench = Bench()
+    assert not of(Stopped, bench.hear(StopAsked(1.0)))
+    assert of(Stopped, bench.failed("register", "57P03")) == [Stopped(clean=True)]
+    assert not bench.hear(
+        Woken("q"), JobEnded(attempt(), Returned(None)), StopAsked(0.0), ListenLost(DatabaseError("x"))
+    )
+    assert bench.machine.next_deadline() is None
+    assert not bench.wait(100.0)
+
+
+def test_a_worker_registered_while_stopping_unregisters() -> None:
+    bench = Bench()
+    bench.hear(StopAsked(1.0))
+    said = bench.done("register", Registration(7, Ring(1), {}, NOON))
+    assert [output.op.name for output in of(RunOp, said)] == ["unregister"]
+    assert of(Stopped, bench.done("unregister")) == [Stopped(clean=True)]
+
+
+def test_a_stop_before_the_start_is_a_stop() -> None:
+    machine = WorkerMachine(store=Spy(), tasks={}, config=WorkerConfig({"q": QueueConfig()}), random=lambda: 0.5)
+    machine.handle([StopAsked(1.0)], 0.0)
+    assert machine.poll_output() == Stopped(clean=True)
+
+
+def test_a_bucket_starts_full_gives_back_and_never_holds_more_than_its_burst() -> None:
+    bucket = TokenBucket(2.0, 3)
+    assert bucket.available(1000.0) == 3
+    bucket.take(3)
+    assert bucket.available(1000.0) == 0
+    assert bucket.ready_at(1000.0, 5) == 1000.5
+    assert bucket.available(1000.5) == 1
+    bucket.give_back(1)
+    assert bucket.available(1000.5) == 2
+    assert bucket.available(2000.0) == 3

@@ -1,0 +1,178 @@
+"""The outcome matrix, row by row."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from typing_extensions import override
+
+from awa_proto.errors import TerminalError
+from awa_proto.job import Attempt, JobState
+from awa_proto.outcome import (
+    MAX_DELAY,
+    MAX_ERROR_BYTES,
+    TABLE,
+    Cancel,
+    Completed,
+    Ending,
+    Raised,
+    RetryAfter,
+    Returned,
+    Snooze,
+    Transition,
+    backoff,
+    clean,
+    conclude,
+    describe,
+)
+
+AT = datetime(2026, 1, 31, 23, 59, 59, 1, tzinfo=UTC)
+
+
+def attempt(number: int = 1, of: int = 3) -> Attempt:
+    return Attempt(0, 1, 0, 7, 1, "q", 2, "k", "{}", number, of, AT, AT, None)
+
+
+def end(ended: Returned | Raised | Ending, number: int = 1, of: int = 3) -> Transition:
+    return conclude(attempt(number, of), ended, AT, lambda: 0.5)
+
+
+class Refused(TerminalError):
+    pass
+
+
+def test_every_ending_has_a_row() -> None:
+    assert set(TABLE) == set(Ending)
+
+
+@pytest.mark.parametrize("value", [None, Completed()])
+@pytest.mark.parametrize("number", [1, 3])
+def test_none_and_completed_complete(value: object, number: int) -> None:
+    assert end(Returned(value), number) == Transition(JobState.COMPLETED, number, AT)
+
+
+def test_retry_after_with_attempts_left_is_retryable_at_that_time() -> None:
+    for delay in (2, 2.0, timedelta(seconds=2)):
+        got = end(Returned(RetryAfter(delay)))
+        assert (got.to, got.attempt, got.run_at) == (JobState.RETRYABLE, 1, AT + timedelta(seconds=2))
+        assert got.entry == {
+            "error": "retry requested",
+            "attempt": 1,
+            "at": "2026-01-31T23:59:59.000001Z",
+            "retry_after": 2.0,
+        }
+
+
+def test_retry_after_on_the_last_attempt_fails_and_names_the_delay() -> None:
+    got = end(Returned(RetryAfter(90)), 3)
+    assert (got.to, got.attempt, got.run_at) == (JobState.FAILED, 3, None)
+    assert got.entry is not None
+    assert got.entry["error"] == "attempts exhausted after 3; the handler asked for a retry in 90 s"
+    assert "terminal" not in got.entry
+
+
+def test_an_exception_with_attempts_left_is_retryable_after_the_back_off() -> None:
+    got = end(Raised(ValueError("no")), 2)
+    assert (got.to, got.attempt, got.run_at) == (JobState.RETRYABLE, 2, AT + timedelta(seconds=4 * 1.125))
+    assert got.entry is not None
+    assert got.entry["error"] == "ValueError: no"
+    assert got.entry["attempt"] == 2
+    assert "ValueError: no" in got.entry["traceback"]
+
+
+def test_an_exception_on_the_last_attempt_fails() -> None:
+    got = end(Raised(ValueError("no")), 3)
+    assert (got.to, got.run_at) == (JobState.FAILED, None)
+    assert got.entry is not None
+    assert "terminal" not in got.entry
+
+
+@pytest.mark.parametrize("error", [TerminalError("never"), Refused("never")])
+def test_a_terminal_error_fails_whatever_attempts_are_left(error: TerminalError) -> None:
+    got = end(Raised(error))
+    assert (got.to, got.attempt, got.run_at) == (JobState.FAILED, 1, None)
+    assert got.entry is not None
+    assert got.entry["terminal"] is True
+    assert got.entry["error"] == f"{type(error).__name__}: never"
+
+
+@pytest.mark.parametrize("value", [42, "done", Completed, RetryAfter, object(), True, [], Cancel(reason=5)])  # type: ignore[arg-type]  # wrong on purpose
+def test_a_wrong_return_value_fails_loudly(value: object) -> None:
+    got = end(Returned(value))
+    assert got.to is JobState.FAILED
+    assert got.entry is not None
+    assert got.entry["terminal"] is True
+    assert type(value).__name__ in got.entry["error"]
+
+
+@pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), MAX_DELAY * 1.01, "5", True, None])
+@pytest.mark.parametrize("result", [RetryAfter, Snooze])
+def test_a_delay_out_of_range_is_a_wrong_return_value(result: type[RetryAfter] | type[Snooze], delay: float) -> None:
+    got = end(Returned(result(delay)))
+    assert got.to is JobState.FAILED
+    assert got.entry is not None
+    assert f"{result.__name__}.delay" in got.entry["error"]
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_snooze_gives_the_attempt_back_and_adds_no_entry(number: int) -> None:
+    assert end(Returned(Snooze(5)), number) == Transition(JobState.SCHEDULED, number - 1, AT, AT + timedelta(seconds=5))
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_cancel_is_final_and_keeps_its_reason(number: int) -> None:
+    got = end(Returned(Cancel("not \0 wanted")), number)
+    assert (got.to, got.attempt, got.run_at) == (JobState.CANCELLED, number, None)
+    assert got.entry is not None
+    assert got.entry["error"] == "cancelled: not \N{REPLACEMENT CHARACTER} wanted"
+
+
+def test_a_deadline_counts_as_a_failed_attempt() -> None:
+    assert end(Ending.DEADLINE).to is JobState.RETRYABLE
+    got = end(Ending.DEADLINE, 3)
+    assert got.to is JobState.FAILED
+    assert got.entry is not None
+    assert got.entry["error"] == "hard deadline exceeded"
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_release_gives_the_attempt_back_and_leaves_the_job_available(number: int) -> None:
+    assert end(Ending.RELEASED, number) == Transition(JobState.AVAILABLE, number - 1, AT, AT)
+
+
+@pytest.mark.parametrize(
+    ("number", "chance", "expected"),
+    [(1, 0.0, 2), (1, 1.0, 2.5), (4, 0.5, 18), (16, 0.0, 65536), (17, 0.0, 86400), (1000, 0.9, 86400)],
+)
+def test_the_back_off_doubles_with_jitter_up_to_a_day(number: int, chance: float, expected: float) -> None:
+    assert backoff(number, lambda: chance) == expected
+
+
+def test_error_texts_are_what_a_database_can_hold() -> None:
+    class Unspeakable(Exception):
+        @override
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert describe(Unspeakable()) == "Unspeakable: (the message could not be made)"
+    assert describe(ValueError()) == "ValueError"
+    assert clean("a\0b\ud800c") == "a\N{REPLACEMENT CHARACTER}b?c"
+    long = clean("\N{GRINNING FACE}" * MAX_ERROR_BYTES)
+    assert MAX_ERROR_BYTES - 4 < len(long.encode()) <= MAX_ERROR_BYTES
+    json.dumps(long).encode()
+
+
+def test_only_the_last_lines_of_a_traceback_are_kept() -> None:
+    def deep(n: int) -> None:
+        if n == 0:
+            raise ValueError("at the bottom")
+        deep(n - 1)
+
+    try:
+        deep(50)
+    except ValueError as error:
+        got = end(Raised(error))
+        assert got.entry is not None
+        lines = got.entry["traceback"].splitlines()
+        assert len(lines) == 10
+        assert lines[-1] == "ValueError: at the bottom"
