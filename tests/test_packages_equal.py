@@ -5,6 +5,8 @@ What differs is written down here, so that a difference is a decision.
 
 import inspect
 import re
+import tomllib
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +16,7 @@ import awa_asyncio
 import awa_proto
 import awa_sync
 import awa_trio
+from awa_proto.version import VERSION
 
 OTHERS = [awa_trio, awa_sync]
 CLASSES = ["BlockingJob", "Client", "Job", "Tasks", "Transaction", "Worker"]
@@ -93,3 +96,8 @@ def test_a_bound_method_shows_the_signature_of_its_operation(package: ModuleType
     assert method.__name__ == "insert"
     assert method.__doc__.startswith("Enqueue one job")
     assert inspect.iscoroutinefunction(method) is (package is not awa_sync)
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    assert project["version"] == VERSION
