@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Protocol, Self, TypeAlias, TypeVar, assert_never
 
 from awa_asyncio.threads import Threads
-from awa_proto.errors import DatabaseError
+from awa_proto.errors import DatabaseError, SchemaNotMigrated
 from awa_proto.job import Attempt
 from awa_proto.outcome import Raised, Returned
 from awa_proto.plan import Op
@@ -247,8 +247,8 @@ class Worker:
                 task.add_done_callback(self._ops.discard)
             case CancelJob():
                 self._cancel(output)
-            case Emit(level=level, message=message, fields=fields):
-                _log.log(level, "%s", message, extra={"awa": fields})
+            case Emit():
+                _log.log(output.level, "%s", output.text, extra={"awa": output.fields})
             case Drained(token=answer):
                 if not answer.done():
                     answer.set_result(None)
@@ -320,7 +320,7 @@ class Worker:
     async def _run_op(self, run: RunOp) -> None:
         try:
             result = await self._lane(run.lane).run(run.op)
-        except DatabaseError as error:
+        except (DatabaseError, SchemaNotMigrated) as error:
             self._put(OpFailed(run.id, error))
         except Exception as error:  # noqa: BLE001  a bug in an Op or an adapter: the loop fails with it
             self._failure = error

@@ -22,7 +22,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, assert_never
 
-from awa_proto.errors import DatabaseError
+from awa_proto.errors import DatabaseError, SchemaNotMigrated
 from awa_proto.outcome import Raised, Returned
 from awa_proto.plan import Op
 from awa_proto.worker.events import (
@@ -250,8 +250,8 @@ class Worker:
             case CancelJob(attempt=attempt, reason=reason):
                 if (running := self._running.get((attempt.id, attempt.run_lease))) is not None:
                     running.mark_cancelled(reason)
-            case Emit(level=level, message=message, fields=fields):
-                _log.log(level, "%s", message, extra={"awa": fields})
+            case Emit():
+                _log.log(output.level, "%s", output.text, extra={"awa": output.fields})
             case Drained(token=answer):
                 self._answers.discard(answer)
                 answer.set()
@@ -295,7 +295,7 @@ class Worker:
             while (run := runs.get()) is not None:
                 try:
                     event: OpDone | OpFailed = OpDone(run.id, lane.run(run.op))
-                except DatabaseError as error:
+                except (DatabaseError, SchemaNotMigrated) as error:
                     event = OpFailed(run.id, error)
                 self._inbox.put(event)
         except BaseException as error:  # noqa: BLE001  a bug in an Op or an adapter: the loop fails with it

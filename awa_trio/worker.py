@@ -28,7 +28,7 @@ from typing import Protocol, Self, TypeAlias, TypeVar, assert_never
 import trio
 from outcome import Error, Outcome
 
-from awa_proto.errors import DatabaseError
+from awa_proto.errors import DatabaseError, SchemaNotMigrated
 from awa_proto.outcome import Raised, Returned
 from awa_proto.plan import Op
 from awa_proto.worker.events import (
@@ -155,7 +155,7 @@ class Worker:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    ) -> None:
         self._leaving = True
         self.stop(None if error is None or isinstance(error, Exception) else 0.0)
         late: BaseException | None = None
@@ -172,7 +172,6 @@ class Worker:
             raise self._failure
         if late is not None and not caught:
             raise late
-        return caught
 
     def stop(self, grace: float | None = None) -> None:
         """Ask it to stop, and do not wait. Call it again with less grace to be quicker.
@@ -264,8 +263,8 @@ class Worker:
                 self._nursery.start_soon(self._run_op, output)
             case CancelJob():
                 self._cancel(output)
-            case Emit(level=level, message=message, fields=fields):
-                _log.log(level, "%s", message, extra={"awa": fields})
+            case Emit():
+                _log.log(output.level, "%s", output.text, extra={"awa": output.fields})
             case Drained(token=answer):
                 self._answers.discard(answer)
                 answer.set()
@@ -344,7 +343,7 @@ class Worker:
     async def _run_op(self, run: RunOp) -> None:
         try:
             result = await self._lane(run.lane).run(run.op)
-        except DatabaseError as error:
+        except (DatabaseError, SchemaNotMigrated) as error:
             self._put(OpFailed(run.id, error))
         except Exception as error:  # noqa: BLE001  a bug in an Op or an adapter: the loop fails with it
             self._failure = error

@@ -152,6 +152,13 @@ class Emit:
     message: str
     fields: dict[str, Any]
 
+    @property
+    def text(self) -> str:
+        """The message with its fields."""
+        if not self.fields:
+            return self.message
+        return f"{self.message} ({', '.join(f'{name}={value!r}' for name, value in self.fields.items())})"
+
 
 @dataclass(frozen=True, slots=True)
 class Stopped:

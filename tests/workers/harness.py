@@ -1,0 +1,267 @@
+"""One face of the three workers for tests: handlers as scripts, a database that is the memory store.
+
+A handler is a generator function over the job. It yields gates to wait on and returns what a handler returns; it runs as
+a coroutine function or as a plain function, whichever the mode says. The blocking worker is driven from threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+from typing_extensions import override
+
+import awa_asyncio.worker
+import awa_sync.worker
+import awa_trio.worker
+from awa_proto.errors import DatabaseError
+from awa_proto.handler import JobBase
+from awa_proto.job import JobRow, JobState
+from awa_proto.plan import Op
+from awa_proto.store import NewJob
+from awa_proto.store.memory import MemoryStore
+from awa_proto.task import Task
+from awa_proto.worker.config import QueueConfig, WorkerConfig
+from awa_proto.worker.events import Reason, StartJob, Stopped
+from awa_proto.worker.worker import WorkerMachine
+
+T = TypeVar("T")
+Script: TypeAlias = "Callable[[Job], Generator[Gate, None, object]]"
+MODES = ("asyncio", "asyncio-plain", "trio", "trio-plain", "sync")
+
+
+class Gate:
+    """What handlers wait on until the test opens it."""
+
+    def __init__(self) -> None:
+        self._async = anyio.Event()
+        self._thread = threading.Event()
+
+    def open(self) -> None:
+        """Let everybody through. Called on the event loop."""
+        self._async.set()
+        self._thread.set()
+
+    async def passed(self) -> None:
+        """Wait on the event loop."""
+        await self._async.wait()
+
+    def pass_blocking(self) -> None:
+        """Wait in a thread."""
+        self._thread.wait()
+
+
+class Signal:
+    """What a test waits on until a handler gives it."""
+
+    def __init__(self) -> None:
+        self._given = threading.Event()
+
+    def give(self) -> None:
+        """From any thread."""
+        self._given.set()
+
+    async def given(self) -> None:
+        """Wait on the event loop, without a thread that would outlive a cancelled test for long."""
+        while not await anyio.to_thread.run_sync(self._given.wait, 1.0):
+            pass
+
+
+class Job(JobBase[str, None]):
+    """A job that says when its flag is set."""
+
+    def __init__(self, start: StartJob) -> None:
+        super().__init__(start.attempt, start.args, None)
+        self.told = Signal()
+
+    @override
+    def mark_cancelled(self, reason: Reason) -> None:
+        """As the base, and said."""
+        super().mark_cancelled(reason)
+        self.told.give()
+
+
+class MemoryDatabase:
+    """Lanes whose Ops run on a memory store. `broken`: what every Op raises instead."""
+
+    def __init__(self, store: MemoryStore, *, blocking: bool) -> None:
+        self._store = store
+        self._blocking = blocking
+        self._lock = threading.Lock()
+        self.broken: Exception | None = None
+        self.closed: list[str] = []
+
+    def execute(self, op: Op[T]) -> T:
+        """Run an Op: the memory store asks no database."""
+        if self.broken is not None:
+            raise self.broken
+        with self._lock:
+            try:
+                step = next(op.start())
+            except StopIteration as done:
+                result: T = done.value
+                return result
+        raise AssertionError(f"the memory store asked for {step}")
+
+    def lane(
+        self,
+        name: str,
+        *,
+        channel: str | None = None,
+        notified: Callable[[str], object] | None = None,
+        lost: Callable[[DatabaseError], object] | None = None,
+    ) -> Any:
+        """A lane of the kind the driver needs."""
+        return (_BlockingLane if self._blocking else _AsyncLane)(self, name)
+
+
+class _AsyncLane:
+    def __init__(self, database: MemoryDatabase, name: str) -> None:
+        self._database, self._name = database, name
+
+    async def run(self, op: Op[T]) -> T:
+        await anyio.lowlevel.checkpoint()
+        return self._database.execute(op)
+
+    async def close(self) -> None:
+        self._database.closed.append(self._name)
+
+
+class _BlockingLane:
+    def __init__(self, database: MemoryDatabase, name: str) -> None:
+        self._database, self._name = database, name
+
+    def run(self, op: Op[T]) -> T:
+        return self._database.execute(op)
+
+    def close(self) -> None:
+        self._database.closed.append(self._name)
+
+
+class RunningWorker:
+    """What the three workers offer, awaited."""
+
+    def __init__(self, worker: Any, *, blocking: bool) -> None:
+        self.worker = worker
+        self._blocking = blocking
+
+    def stop(self, grace: float | None = None) -> None:
+        """As the worker's."""
+        self.worker.stop(grace)
+
+    async def stopped(self) -> Stopped:
+        """As the worker's."""
+        stopped: Stopped = await self._call(self.worker.stopped)
+        return stopped
+
+    async def drained(self) -> None:
+        """As the worker's."""
+        await self._call(self.worker.drained)
+
+    async def _call(self, method: Callable[[], Any]) -> Any:
+        if self._blocking:
+            return await anyio.to_thread.run_sync(method, abandon_on_cancel=True)
+        return await method()
+
+
+class Harness:
+    """Makes workers of one mode over one store."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+        self.is_sync = mode == "sync"
+        self.is_async_handler = mode in {"asyncio", "trio"}
+        self.store = MemoryStore(lambda: datetime.now(UTC), random.Random(1).random)
+        self.database = MemoryDatabase(self.store, blocking=self.is_sync)
+        self.tasks: dict[str, Task] = {}
+        self.new_job: Callable[[StartJob], Any] = Job
+        self.machine: Any = None  # instead of a WorkerMachine
+
+    def handler(self, kind: str, script: Script) -> None:
+        """Register a handler."""
+        run = partial(_run_async if self.is_async_handler else _run_plain, script)
+        self.tasks[kind] = Task(kind, run, str, self.is_async_handler)
+
+    def enqueue(self, kind: str, count: int = 1, **options: Any) -> list[int]:
+        """Enqueue jobs in the queue "default"; returns their ids."""
+        jobs = [NewJob(kind, "default", f'"{number}"', **options) for number in range(count)]
+        return [row.id for row in self.database.execute(self.store.insert(jobs))]
+
+    def job(self, id: int) -> JobRow:
+        """A job as it is now."""
+        row = self.database.execute(self.store.get_job(id))
+        assert row is not None
+        return row
+
+    def states(self) -> dict[JobState, int]:
+        """How many jobs are in each state."""
+        found: dict[JobState, int] = {}
+        for row in self.store.rows:
+            found[row.state] = found.get(row.state, 0) + 1
+        return found
+
+    def make(self, slots: int = 10, grace: float = 60.0) -> Any:
+        """A worker that was not entered yet."""
+        package = {"asyncio": awa_asyncio.worker, "trio": awa_trio.worker, "sync": awa_sync.worker}[
+            self.mode.partition("-")[0]
+        ]
+        config = WorkerConfig({"default": QueueConfig(max_workers=slots)}, grace=grace)
+        machine = self.machine or WorkerMachine(
+            store=self.store, tasks=self.tasks, config=config, random=random.Random(1).random
+        )
+        return package.Worker(machine, self.database, channel="awa", new_job=self.new_job, grace=grace, capacity=slots)
+
+    @asynccontextmanager
+    async def worker(self, slots: int = 10, grace: float = 60.0) -> AsyncIterator[RunningWorker]:
+        """A running worker."""
+        worker = self.make(slots, grace)
+        if self.is_sync:
+            async with _in_threads(worker):
+                yield RunningWorker(worker, blocking=True)
+        else:
+            async with worker:
+                yield RunningWorker(worker, blocking=False)
+
+
+@asynccontextmanager
+async def _in_threads(worker: awa_sync.worker.Worker) -> AsyncGenerator[None]:
+    """`with worker:` from an event loop; a cancellation is passed on as what is no Exception."""
+    await anyio.to_thread.run_sync(worker.__enter__)
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(lambda: worker.__exit__(type(error) if error else None, error, None))
+
+
+async def _run_async(script: Script, job: Job) -> object:
+    with contextlib.closing(script(job)) as steps:
+        while True:
+            try:
+                gate = next(steps)
+            except StopIteration as done:
+                return done.value
+            await gate.passed()
+
+
+def _run_plain(script: Script, job: Job) -> object:
+    with contextlib.closing(script(job)) as steps:
+        while True:
+            try:
+                gate = next(steps)
+            except StopIteration as done:
+                return done.value
+            gate.pass_blocking()
