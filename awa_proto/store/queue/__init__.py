@@ -34,6 +34,7 @@ class QueueStore:
 
     def __init__(self, schema: str = "awa", *, random: Callable[[], float]) -> None:
         self._names = Names(schema)
+        _ = self._names.s  # refuses what cannot be, before anything else is made of it
         self._random = random
         self.channel = self._names.channel
 

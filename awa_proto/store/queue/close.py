@@ -165,6 +165,7 @@ def statement(n: Names, s: int, to: JobState, ended: Sequence[Ended], flush: int
         CODES[to],
     )
     if into is not _Into.NOWHERE:
+        ended = list({(e.attempt.claim_id, e.attempt.idx): e for e in ended}.values())
         params += (
             [e.attempt.claim_id for e in ended],
             [e.attempt.idx for e in ended],

@@ -84,7 +84,8 @@ def _running(n: Names, where: str, rest: str) -> str:
     """Rows of attempts without a closure, from the claims: they are few, wherever they are among the rows of `ready`."""
     return f"""
 SELECT r.id, r.kind, r.queue, r.args, {CODES[JobState.RUNNING]} AS state, r.priority, r.attempt + 1 AS attempt,
-       c.lease AS run_lease, r.max_attempts, r.run_at, r.created_at, c.claimed_at AS attempted_at, c.deadline_at,
+       c.lease AS run_lease, r.max_attempts, r.run_at, r.created_at, c.claimed_at AS attempted_at,
+       coalesce(c.claimed_at + (r.extra->>'deadline')::float8 * interval '1 s', c.deadline_at) AS deadline_at,
        NULL::timestamptz AS finalized_at, r.extra
 FROM (
   SELECT c.*, coalesce(k.idx, '{{}}') AS closed FROM {n.s}.claims c LEFT JOIN (
