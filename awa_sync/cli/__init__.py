@@ -1,6 +1,19 @@
-"""The `awa` command."""
+"""The `awa` command. `main` is its entry; the commands are in `commands.py`."""
+
+import sys
+
+__all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line."""
-    raise SystemExit("not built yet")
+    """Run the command line.
+
+    Exit code 0: done. 1: it failed, and one line says why. 2: it was asked wrongly.
+    """
+    try:
+        from awa_sync.cli.commands import app
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in {"typer", "rich", "psycopg", "click"}:
+            raise
+        sys.exit(f"awa: {error.name} is not installed: pip install 'awa-queue[cli,psycopg]'")
+    app()

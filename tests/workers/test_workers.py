@@ -341,7 +341,7 @@ async def test_an_exception_in_the_body_stops_the_worker_and_leaves_unwrapped(ha
     with pytest.raises(ZeroDivisionError):
         async with harness.worker() as worker:
             raise ZeroDivisionError
-    assert (await worker.stopped()).clean  # pyright: ignore[reportPossiblyUnbound]  no worker swallows
+    assert (await worker.stopped()).clean  # pyright: ignore[reportPossiblyUnboundVariable]  no worker swallows
 
 
 async def test_a_cancellation_around_the_body_stops_at_once_and_still_writes(harness: Harness) -> None:
@@ -367,7 +367,7 @@ async def test_a_cancellation_around_the_body_stops_at_once_and_still_writes(har
                 group.start_soon(open_when_asked)
                 scope.cancel()
                 await anyio.sleep_forever()
-    assert scope.cancelled_caught  # pyright: ignore[reportPossiblyUnbound]  no worker swallows
+    assert scope.cancelled_caught  # pyright: ignore[reportPossiblyUnboundVariable]  no worker swallows
     assert harness.job(job_id).state is JobState.AVAILABLE
 
 
@@ -395,7 +395,7 @@ async def test_a_cancellation_while_leaving_cuts_the_grace(harness: Harness) -> 
                 await started.given()
                 group.start_soon(open_when_asked)
                 group.start_soon(_cancel_when_idle, scope)
-    assert scope.cancelled_caught  # pyright: ignore[reportPossiblyUnbound]  no worker swallows
+    assert scope.cancelled_caught  # pyright: ignore[reportPossiblyUnboundVariable]  no worker swallows
     assert harness.job(job_id).state is JobState.AVAILABLE
 
 
@@ -473,9 +473,9 @@ async def test_a_failure_when_a_job_is_made_is_raised_by_every_way_to_wait(harne
             with pytest.raises((ZeroDivisionError, anyio.get_cancelled_exc_class())):
                 await worker.drained()
     with pytest.raises(ZeroDivisionError):
-        await worker.stopped()  # pyright: ignore[reportPossiblyUnbound]  no worker swallows
+        await worker.stopped()  # pyright: ignore[reportPossiblyUnboundVariable]  no worker swallows
     with pytest.raises(ZeroDivisionError):
-        await worker.drained()  # pyright: ignore[reportPossiblyUnbound]  no worker swallows
+        await worker.drained()  # pyright: ignore[reportPossiblyUnboundVariable]  no worker swallows
 
 
 async def test_what_the_machine_tells_goes_to_the_logger_awa(

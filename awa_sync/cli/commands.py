@@ -1,0 +1,135 @@
+"""The commands: what is typed, what is printed, and how failures are said. What they do is elsewhere.
+
+Which database: --dsn, else $AWA_DATABASE_URL, else the embedded server with its data in `.awa/`. The first line says which.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, ParamSpec
+
+import typer
+
+from awa_proto.errors import AwaError, ConfigurationError, ValidationError
+from awa_proto.schema import latest, script
+from awa_sync.cli.embedded import Server, ServerError, server
+
+P = ParamSpec("P")
+
+app = typer.Typer(
+    help="A durable job queue on PostgreSQL.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Dsn = Annotated[
+    str | None,
+    typer.Option(
+        "--dsn",
+        metavar="URL",
+        show_default=False,
+        help="The database. Default: $AWA_DATABASE_URL, else an embedded server with its data in .awa/.",
+    ),
+]
+Schema = Annotated[str, typer.Option("--schema", help="Where awa lives in it.")]
+
+
+def said_in_one_line(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn errors that are meant for people into one line and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except (ConfigurationError, ValidationError) as error:
+            fail(error, code=2)
+        except (AwaError, ServerError, OSError) as error:
+            fail(error, code=1)
+
+    return run
+
+
+def fail(error: object, code: int) -> None:
+    """Say what is wrong, in one line, and exit."""
+    print("awa:", " ".join(str(error).split()), file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def use_database(dsn: str | None) -> Server:
+    """A server that runs, said on the first line."""
+    if dsn is not None and not dsn.strip():
+        raise ConfigurationError("--dsn is empty")
+    running = server(dsn)
+    print(f"awa: {running.source}", file=sys.stderr)
+    return running
+
+
+@app.command()
+@said_in_one_line
+def migrate(
+    dsn: Dsn = None,
+    schema: Schema = "awa",
+    *,
+    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL instead, to be applied by hand.")] = False,
+) -> None:
+    """Create the schema, or bring it to the version of this code."""
+    if sql:
+        print(script(schema), end="")
+        return
+    from awa_sync import Client
+
+    with use_database(dsn) as running, Client(running.dsn, schema=schema) as client:
+        applied = client.migrate()
+    done = f"{applied} migration{'s' * (applied != 1)} applied" if applied else "nothing to do"
+    print(f"schema {schema!r} is at version {latest()}: {done}")
+
+
+@app.command()
+@said_in_one_line
+def worker(
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:CLIENT", help="Where your client is, such as app.jobs:client.")
+    ],
+    queue: Annotated[
+        list[str],
+        typer.Option(
+            "--queue", "-q", metavar="NAME[=MAX]", help="A queue, and how many handlers at a time. Repeatable."
+        ),
+    ],
+    grace: Annotated[float, typer.Option(help="Seconds running handlers get at a stop.")] = 30.0,
+) -> None:
+    """Run a worker until SIGTERM or SIGINT; a second one does not wait for running handlers.
+
+    The client may be of any of the three packages. The exit code is 1 when handlers or results were left behind.
+    """
+    from awa_sync.cli.target import has_database, load, queues, run
+
+    wanted = queues(queue)
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109  sys.path holds text
+    client = load(target)
+    if has_database(client):
+        stopped = run(client, wanted, grace)
+    else:
+        with use_database(None) as running:
+            os.environ["AWA_DATABASE_URL"] = running.dsn  # where a client without a DSN looks when it first needs one
+            stopped = run(client, wanted, grace)
+    if not stopped.clean:
+        fail(f"handlers of these jobs were left running: {list(stopped.left_running)}", code=1)
+
+
+@app.command()
+@said_in_one_line
+def demo(
+    dsn: Dsn = None,
+    jobs: Annotated[int, typer.Option(min=100, max=1_000_000, help="How many for each driver.")] = 1500,
+) -> None:
+    """Show the queue at work: mixed jobs on every driver, each of them accounted for."""
+    from awa_sync.cli.demo import demonstrate
+
+    with use_database(dsn) as running:
+        accounted = demonstrate(running.dsn, jobs)
+    if not accounted:
+        fail("not everything is accounted for", code=1)
