@@ -18,6 +18,7 @@ from psycopg import Notify
 from awa_proto.errors import DatabaseError
 from awa_proto.plan import Op
 from awa_trio.db.session import Preparing, Session
+from awa_trio.db.settling import Turn
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ class Lane:
         self._notified = notified
         self._lost = lost
         self._session: Session | None = None
-        self._turn = trio.Lock()
+        self._turn = Turn()
         self._watching = trio.CancelScope()
 
     async def run(self, op: Op[T]) -> T:

@@ -21,6 +21,7 @@ from awa_trio.db.connection import TrioConnection
 from awa_trio.db.lane import Lane
 from awa_trio.db.pool import Pool
 from awa_trio.db.session import Preparing, Session, drive
+from awa_trio.db.settling import Turn
 
 __all__ = ["Connection", "Database", "Lane", "Pool", "TrioConnection"]
 
@@ -34,7 +35,7 @@ class Connection:
         self._session: Session | None = session
         self._schema = schema
         self._seconds = seconds
-        self._turn = trio.Lock()
+        self._turn = Turn()
 
     async def run(self, op: Op[T]) -> T:
         """The result of an Op inside this transaction; never tried again, for its failure ends the transaction."""
