@@ -4,48 +4,52 @@ import argparse
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from benchmarks import environments
 from benchmarks.arena import Arena
 from benchmarks.crew import AgentFailed
-from benchmarks.results import Results
+from benchmarks.results import Results, write
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.systems import SYSTEMS, System
 from benchmarks.trial import Options, WrongResult
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure; return 0 if every system could be."""
+    """Measure; return 0 if every system could be, in every scenario."""
     asked = _parser().parse_args(arguments)
-    systems = [SYSTEMS[name] for name in asked.systems]
     options = Options(
         jobs=asked.jobs, concurrency=asked.concurrency, quick=asked.quick, show_statements=asked.statements
     )
     repeat = asked.repeat or (1 if asked.quick else 3)
-    results = Results(asked.scenario, {})
-    systems = [system for system in systems if _prepare(system, results)]
+    versions, missing = _installed([SYSTEMS[name] for name in asked.systems])
+    done = []
     with Arena(asked.postgres) as arena:
         _say(arena.source)
-        for turn in range(1, repeat + 1):
-            for system in systems:
-                if system.name not in results.failures:
-                    _measure(arena, system, options, results, f"{turn}/{repeat}")
-    print(results.table())
-    if asked.json:
-        results.write(asked.json)
-    return 1 if results.failures else 0
+        for scenario in asked.scenarios:
+            results = Results(scenario, versions, failures=dict(missing))
+            for turn in range(1, repeat + 1):
+                for name in versions:
+                    if name not in results.failures:
+                        _measure(arena, SYSTEMS[name], options, results, f"{turn}/{repeat}")
+            print(f"\n{scenario}\n{results.table()}", flush=True)
+            done.append(results)
+            if asked.json:  # after each scenario, so that a long run which is cut short has left what it knows
+                write(asked.json, done)
+    return 1 if any(results.failures for results in done) else 0
 
 
-def _prepare(system: System, results: Results) -> bool:
-    try:
-        results.versions[system.name] = environments.version(system)
-    except RuntimeError as error:
-        results.fail(system.name, str(error))
-        _say(f"{system.name} FAILED: {error}")
-        return False
-    return True
+def _installed(systems: Sequence[System]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the versions of those that could be installed, and why the others could not."""
+    versions, missing = {}, {}
+    for system in systems:
+        try:
+            versions[system.name] = environments.version(system)
+        except RuntimeError as error:
+            missing[system.name] = str(error)
+            _say(f"{system.name} FAILED: {error}")
+    return versions, missing
 
 
 def _measure(arena: Arena, system: System, options: Options, results: Results, turn: str) -> None:
@@ -64,8 +68,17 @@ def _measure(arena: Arena, system: System, options: Options, results: Results, t
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("scenario", choices=SCENARIOS, nargs="?", default="drain")
-    parser.add_argument("--systems", type=_names, default=list(SYSTEMS), help=f"of {','.join(SYSTEMS)} (default: all)")
+    parser.add_argument(
+        "scenarios",
+        metavar="SCENARIO",
+        type=_scenarios,
+        nargs="?",
+        default=["drain"],
+        help=f"of {','.join(SCENARIOS)}; several with commas, or all (default: drain)",
+    )
+    parser.add_argument(
+        "--systems", type=_systems, default=list(SYSTEMS), help=f"of {','.join(SYSTEMS)} (default: all)"
+    )
     parser.add_argument("--jobs", type=_positive, help="default: the scenario's own")
     parser.add_argument("--concurrency", type=_positive, default=50, help="of a worker, where the scenario has no own")
     parser.add_argument("--repeat", type=_positive, help="runs of each system, of which the median counts (default: 3)")
@@ -76,11 +89,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _names(text: str) -> list[str]:
+def _scenarios(text: str) -> list[str]:
+    return list(SCENARIOS) if text == "all" else _named(text, SCENARIOS)
+
+
+def _systems(text: str) -> list[str]:
+    return _named(text, SYSTEMS)
+
+
+def _named(text: str, known: Collection[str]) -> list[str]:
     names = text.split(",")
-    if unknown := [name for name in names if name not in SYSTEMS]:
-        raise argparse.ArgumentTypeError(f"no system {', '.join(unknown)}; there are {', '.join(SYSTEMS)}")
-    return names
+    if unknown := [name for name in names if name not in known]:
+        raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; there are {', '.join(known)}")
+    return list(dict.fromkeys(names))
 
 
 def _positive(text: str) -> int:

@@ -13,7 +13,7 @@ def python(system: System) -> Path:
     """Return the interpreter that has this system, after installing it if need be."""
     if not system.needs:
         return Path(sys.executable)
-    home = ROOT / ".venv-bench" / system.name
+    home = ROOT / ".venv-bench" / (system.environment or system.name)
     interpreter, stamp = home / "bin" / "python", home / ".installed"
     if not (stamp.exists() and stamp.read_text() == _wanted(system)):
         print(f"installing {system.name} into {home}", file=sys.stderr)

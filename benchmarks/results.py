@@ -13,7 +13,7 @@ from benchmarks.trial import Figure
 
 @dataclass(slots=True)
 class Results:
-    """All figures of one command, by system, in the order they came."""
+    """All figures of one scenario, by system, in the order they came."""
 
     scenario: str
     versions: dict[str, str]
@@ -58,10 +58,6 @@ class Results:
         ]
         return rows
 
-    def write(self, path: Path) -> None:
-        """Write the rows as JSON."""
-        path.write_text(json.dumps(self.rows(), indent=1) + "\n")
-
     def table(self) -> str:
         """The same for people: metric by metric, with the spread of the runs and the ratio to the baseline."""
         lines = [["metric", "system", "version", "median", "min", "max", "unit", f"÷ {BASELINE}"]]
@@ -79,6 +75,11 @@ class Results:
         for system, error in self.failures.items():
             text += f"\nFAILED {system}: {error}"
         return text
+
+
+def write(path: Path, results: Iterable[Results]) -> None:
+    """Write all rows as one JSON list."""
+    path.write_text(json.dumps([row for each in results for row in each.rows()], indent=1) + "\n")
 
 
 def _number(value: float) -> str:

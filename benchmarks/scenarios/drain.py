@@ -9,7 +9,7 @@ def drain(arena: Arena, system: System, options: Options) -> list[Figure]:
     """Enqueue, then work with handlers that only count.
 
     `rate` is over the time from the start of the connected worker until its graceful stop, so with every result
-    written. `handlers` is over the time from the first handler to the last, so without start and stop.
+    written. `handlers` is over the time from the first handler to the last; `start` and `stop` are what is around it.
     """
     jobs = options.amount(20_000)
     with site(arena, system, jobs=jobs) as here:
@@ -21,4 +21,6 @@ def drain(arena: Arena, system: System, options: Options) -> list[Figure]:
     return [
         Figure("rate", "jobs/s", jobs / done.seconds),
         Figure("handlers", "jobs/s", (jobs - 1) / between),
+        Figure("start", "ms", (done.first - done.begin) / 1e6),
+        Figure("stop", "ms", (done.end - done.last) / 1e6),
     ]

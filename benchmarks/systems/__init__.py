@@ -11,6 +11,7 @@ class System:
         module: The adapter, in this package.
         distribution: Whose version is reported.
         needs: What pip installs into an environment of its own; none means our own environment.
+        environment: Its name, where it is not that of the system.
         unfinished: A query for the number of jobs that the database does not call completed.
         copies: Whether it has a COPY.
         quiet: Whether it can enqueue without waking anybody.
@@ -21,6 +22,7 @@ class System:
     distribution: str
     unfinished: str
     needs: tuple[str, ...] = ()
+    environment: str = ""
     copies: bool = False
     quiet: bool = False
 
@@ -45,6 +47,14 @@ SYSTEMS = {
             "pgqueuer",
             "SELECT count(*) FROM pgqueuer",
             needs=("pgqueuer[asyncpg]==1.6.0", "uvloop"),
+        ),
+        System(
+            "pgqueuer-wide",
+            "peer_pgqueuer_wide",
+            "pgqueuer",
+            "SELECT count(*) FROM pgqueuer",
+            needs=("pgqueuer[asyncpg]==1.6.0", "uvloop"),
+            environment="pgqueuer",
         ),
         System(
             "procrastinate",

@@ -1,9 +1,9 @@
 """PgQueuer, as its own benchmark drives it: asyncpg connections, batches, uvloop.
 
-Its batch size is the knob for speed. For handlers that only count: a batch of the concurrency asked for, and no cap on
-concurrent tasks, which is its default and its fastest (a cap makes its dequeue statement do more). For handlers that
-take time: the cap, and batches of half of it, the most it allows. A worker of concurrency 1 does not exist then: it is
-one job a batch, a cap of 2, and handlers behind a lock.
+Its batch size is the knob for speed. For handlers that only count: a batch of the concurrency asked for (times `wide`),
+and no cap on concurrent tasks, which is its default and its fastest (a cap makes its dequeue statement do more). For
+handlers that take time: the cap, and batches of half of it, the most it allows. A worker of concurrency 1 does not exist
+then: it is one job a batch, a cap of 2, and handlers behind a lock.
 """
 
 import asyncio
@@ -51,9 +51,9 @@ def produce(order: Produce, stage: Stage) -> None:
     uvloop.run(run())
 
 
-def work(order: Work, stage: Stage) -> None:
+def work(order: Work, stage: Stage, *, wide: int = 1) -> None:
     handle = on_asyncio.handler(order, stage)
-    batch, cap = order.concurrency, None
+    batch, cap = order.concurrency * wide, None
     if order.load == "sleep" or order.concurrency == 1:
         batch = max(order.concurrency // 2, 1)
         cap = max(order.concurrency, 2 * batch)
