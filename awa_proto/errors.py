@@ -64,6 +64,8 @@ class Failure(StrEnum):
 
     TRANSIENT = "transient"
     """Rolled back; the same statement may succeed in a moment."""
+    TIMED_OUT = "timed out"
+    """Rolled back: it was cancelled at its deadline, or by somebody. Not repeated for a client, which would wait again."""
     BUSY = "busy"
     """Rolled back: a lock was not granted within its timeout."""
     CONNECTION_LOST = "connection lost"
@@ -101,7 +103,7 @@ _BY_SQLSTATE: dict[str, Failure] = {
     "42P01": Failure.NOT_MIGRATED,
     "42P05": Failure.UNPREPARED,
     "55P03": Failure.BUSY,
-    "57014": Failure.TRANSIENT,
+    "57014": Failure.TIMED_OUT,
     "57P01": Failure.OUTCOME_UNKNOWN,
     "57P02": Failure.OUTCOME_UNKNOWN,
     "57P03": Failure.UNAVAILABLE,

@@ -36,7 +36,7 @@ _FIRST, _LONGEST = 0.02, 5.0
 _MOST_STUCK = 32
 """While so many batches wait to be sent again, no new one is begun."""
 _REFUSALS = frozenset({Failure.REFUSED, Failure.UNIQUE_VIOLATION})
-_PASSING = frozenset({Failure.TRANSIENT, Failure.BUSY})
+_PASSING = frozenset({Failure.TRANSIENT, Failure.TIMED_OUT, Failure.BUSY})
 
 
 class ResultRefused(TerminalError):

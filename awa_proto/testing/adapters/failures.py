@@ -233,7 +233,7 @@ async def a_statement_ends_at_its_deadline_and_the_connection_lives(driver: Driv
         ((pid,),) = await lane.run(ask(PID))
         for atomic in (False, True):
             error = await failing(lane.run(ask(NEVER, timeout=0.05, atomic=atomic)))
-            assert (error.sqlstate, error.failure) == ("57014", Failure.TRANSIENT), error
+            assert (error.sqlstate, error.failure) == ("57014", Failure.TIMED_OUT), error
             assert await lane.run(ask(PID)) == [(pid,)]
         await lane.close()
     async with opened(driver, dsn, statement_timeout=0.05) as database:
