@@ -18,7 +18,7 @@ import asyncpg
 
 from awa_asyncio import db
 from awa_asyncio.db import Connection, Lane
-from awa_asyncio.db.attempt import Preparing
+from awa_asyncio.db.attempt import BEGIN, Preparing
 from awa_asyncio.db.pool import Pool
 from awa_asyncio.db.shield import GRACE, shielded
 from awa_proto.dsn import check_dsn
@@ -96,6 +96,10 @@ class _Link:
             return await self._copy(step)
         return [await self._fetch(statement) for statement in step]
 
+    async def begin(self, step: Step) -> Any:
+        await self._command(BEGIN.sql)
+        return await self.perform(step)
+
     async def _fetch(self, statement: Statement) -> Rows:
         _check(statement.params)
         self._answered = False
@@ -152,7 +156,7 @@ class _Link:
         self.connection.terminate()
 
     async def goodbye(self) -> None:
-        with contextlib.suppress(*_ERRORS):
+        with contextlib.suppress(DatabaseError, *_ERRORS):
             await shielded(self, self.connection.close(), GRACE)
 
     async def listen(self, channel: str, notified: Callable[[str], object]) -> None:
@@ -188,7 +192,8 @@ class _LentPool:
             raise _connect_error(error, seconds) from error
 
     async def give_back(self, link: _Link) -> None:
-        await shielded(link, self._pool.release(link.connection), GRACE)
+        with contextlib.suppress(DatabaseError, *_ERRORS):  # what was done with it is done; the pool drops it
+            await shielded(link, self._pool.release(link.connection), GRACE)
 
     async def close(self) -> None:
         """Leave it open: it was handed in."""

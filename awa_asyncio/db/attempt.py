@@ -22,6 +22,7 @@ from awa_proto.plan import Op, Statement, Step
 T = TypeVar("T")
 
 BEGIN = Statement("begin", "BEGIN ISOLATION LEVEL READ COMMITTED")
+"""Whatever the role or the database defaults to."""
 
 _log = logging.getLogger("awa")
 _STALE_PLAN = "0A000"
@@ -39,6 +40,9 @@ class Link(Pooled, Closable, Protocol):
     async def perform(self, step: Step) -> Any:
         """The answer to what a plan yielded."""
         ...
+
+    async def begin(self, step: Step) -> Any:
+        """BEGIN, and the answer to the first step; in one round trip where the library can."""
 
     async def commit(self) -> None:
         """COMMIT; DatabaseError when the server rolled back instead."""
@@ -104,9 +108,31 @@ async def autocommitted(link: Link, seconds: float, step: Step) -> Any:
 
 
 async def in_transaction(link: Link, seconds: float, step: Step) -> Any:
-    """The answer to a step inside a transaction of ours, where nothing is done before COMMIT."""
+    """The answer to a step inside a transaction of ours."""
+    return await _undone_when_lost(bounded(link, seconds, link.perform(step)))
+
+
+class _Transaction:
+    """Performs the steps of a plan in one transaction. BEGIN goes out with the first of them."""
+
+    __slots__ = ("_link", "_seconds", "begun")
+
+    def __init__(self, link: Link, seconds: float) -> None:
+        self._link = link
+        self._seconds = seconds
+        self.begun = False
+
+    async def perform(self, step: Step) -> Any:
+        if self.begun:
+            return await in_transaction(self._link, self._seconds, step)
+        self.begun = True
+        return await _undone_when_lost(bounded(self._link, self._seconds, self._link.begin(step)))
+
+
+async def _undone_when_lost(work: Coroutine[Any, Any, T]) -> T:
+    """Before COMMIT was sent nothing is done, also when the connection broke."""
     try:
-        return await bounded(link, seconds, link.perform(step))
+        return await work
     except DatabaseError as error:
         if error.failure is Failure.OUTCOME_UNKNOWN:
             raise _restated(error, str(error), sent=False) from error.__cause__
@@ -123,9 +149,10 @@ async def run_once(link: Link, op: Op[T], seconds: float) -> T:
     try:
         if not op.atomic:
             return await drive(op.start(), partial(autocommitted, link, seconds))
-        await in_transaction(link, seconds, BEGIN)
-        result = await drive(op.start(), partial(in_transaction, link, seconds))
-        await shielded(link, link.commit(), seconds)
+        transaction = _Transaction(link, seconds)
+        result = await drive(op.start(), transaction.perform)
+        if transaction.begun:
+            await shielded(link, link.commit(), seconds)
     except BaseException as error:
         await recover(link, error)
         raise

@@ -22,7 +22,7 @@ from psycopg.rows import tuple_row
 
 from awa_asyncio import db
 from awa_asyncio.db import Connection, Lane
-from awa_asyncio.db.attempt import Preparing
+from awa_asyncio.db.attempt import BEGIN, Preparing
 from awa_asyncio.db.pool import Pool
 from awa_asyncio.db.shield import GRACE, shielded
 from awa_asyncio.db.values import adapt
@@ -66,7 +66,7 @@ class Database(db.Database):
         preparing = Preparing()
 
         async def connect(seconds: float) -> _Link:
-            return _Link(await _connect(dsn or "", seconds), preparing)
+            return _Link(await _connect(dsn or "", seconds), preparing, ours=True)
 
         super().__init__(
             source=Pool(connect, max_size) if pool is None else _LentPool(pool, preparing),
@@ -82,10 +82,13 @@ class Database(db.Database):
 class _Link:
     """One psycopg connection. Every use of it goes through `_alone`, which lets at most one cancellation in."""
 
-    __slots__ = ("_busy", "_cursor", "_cut", "_lost", "_prepared", "_preparing", "connection")
+    __slots__ = ("_busy", "_cursor", "_cut", "_lost", "_ours", "_prepared", "_preparing", "connection")
 
-    def __init__(self, connection: _AnyConnection, preparing: Preparing) -> None:
+    def __init__(self, connection: _AnyConnection, preparing: Preparing, *, ours: bool = False) -> None:
         self.connection = connection
+        self._ours = ours  # then its cursors inherit how values cross
+        if ours:
+            adapt(connection.adapters)
         self._preparing = preparing
         self._prepared = preparing.on
         self._cursor = self._new_cursor()
@@ -96,7 +99,8 @@ class _Link:
     def _new_cursor(self) -> AsyncRawCursor[Row]:
         cursor = AsyncRawCursor(self.connection, row_factory=tuple_row)
         cursor.format = Format.BINARY
-        adapt(cursor.adapters)
+        if not self._ours:
+            adapt(cursor.adapters)
         return cursor
 
     @property
@@ -112,6 +116,9 @@ class _Link:
 
     async def perform(self, step: Step) -> Any:
         return await shielded(self, self._alone(self._perform(step)), None, interrupt=True)
+
+    async def begin(self, step: Step) -> Any:
+        return await shielded(self, self._alone(self._begin(step)), None, interrupt=True)
 
     async def _alone(self, work: Coroutine[Any, Any, T]) -> T:
         """Use the connection: errors mapped, the socket left open under whoever waits for it."""
@@ -136,6 +143,14 @@ class _Link:
         if self.connection.pgconn.transaction_status == TransactionStatus.INTRANS:
             return await self._pipeline(step)
         return [await self._fetch(statement) for statement in step]  # a pipeline would make one transaction of them
+
+    async def _begin(self, step: Step) -> Any:
+        if isinstance(step, Copy):
+            await self._fetch(BEGIN)
+            return await self._copy(step)
+        if isinstance(step, Statement):
+            return (await self._pipeline((BEGIN, step)))[1]
+        return (await self._pipeline((BEGIN, *step)))[1:]
 
     async def _fetch(self, statement: Statement) -> Rows:
         await self._send(self._cursor, statement)
@@ -263,7 +278,8 @@ class _LentPool:
         return link
 
     async def give_back(self, link: _Link) -> None:
-        await shielded(link, self._put(link), GRACE)
+        with contextlib.suppress(DatabaseError, psycopg.Error):  # what was done with it is done; the pool drops it
+            await shielded(link, self._put(link), GRACE)
 
     async def _put(self, link: _Link) -> None:
         if link in self._in_transaction:

@@ -13,6 +13,8 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from awa_proto.errors import DatabaseError
+
 T = TypeVar("T")
 
 GRACE = 5.0
@@ -39,7 +41,7 @@ async def shielded(
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
-    timer = None if seconds is None else loop.call_later(seconds, link.close)
+    timer = None if seconds is None else loop.call_later(seconds, _give_up, link, task)
     cancelled: asyncio.CancelledError | None = None
     try:
         while not task.done():
@@ -53,7 +55,7 @@ async def shielded(
                         task.cancel()
                     if timer is not None:
                         timer.cancel()
-                    timer = loop.call_later(GRACE if seconds is None else min(seconds, GRACE), link.close)
+                    timer = loop.call_later(GRACE if seconds is None else min(seconds, GRACE), _give_up, link, task)
                 cancelled = error
     finally:
         if timer is not None:
@@ -62,7 +64,15 @@ async def shielded(
         if not task.cancelled():
             task.exception()  # marks it as seen: the cancellation is what the caller hears
         raise cancelled
+    if task.cancelled():
+        raise DatabaseError("the connection was closed, having given no answer in time")
     return task.result()
+
+
+def _give_up(link: Closable, task: asyncio.Task[Any]) -> None:
+    link.close()
+    # asyncpg before 0.32 waits for the answer to a cancel request even on a connection that was closed
+    task.get_loop().call_later(0.1, task.cancel)
 
 
 def _wake(ended: asyncio.Future[None], task: asyncio.Task[Any]) -> None:
