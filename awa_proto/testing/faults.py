@@ -35,7 +35,7 @@ _BEFORE: Final = (
 class Faults:
     """How often what goes wrong: probabilities, and seconds.
 
-    entry, lost, later, half, outrun: see Fault. latency: the mean of an Op; slow: how often one takes a hundred times as
+    entry, lost, later, half, outrun: see Fault. latency: the mean of an Op; slow: how often one takes thirty times as
     long. notice_lost, notice_twice: of notifications. deaf: how often an Op is followed by the loss of the listening
     connection.
     """
@@ -83,7 +83,7 @@ class Faults:
     def takes(self, random: Random) -> float:
         """Seconds until the answer."""
         seconds = self.latency * (0.5 + random.random())
-        return seconds * 100 if random.random() < self.slow else seconds
+        return seconds * 30 if random.random() < self.slow else seconds
 
 
 def refusal(random: Random) -> DatabaseError:

@@ -218,7 +218,7 @@ class Process:
             world.at(answer, lambda: self._failed(run, refusal(world.random)))
         elif fault is Fault.DONE_LATER:
             world.at(answer, lambda: self._failed(run, silence()))
-            world.at(answer + takes * 5 * world.random.random(), lambda: self._execute(run, fault, ended, flush))
+            world.at(answer + takes * 3 * world.random.random(), lambda: self._execute(run, fault, ended, flush))
         else:
             reached = world.now + takes * world.random.random()
             world.at(reached, lambda: self._execute_and_answer(run, fault, ended, flush, answer))

@@ -12,8 +12,10 @@ from awa_proto.testing.simulator import Job, Simulation, play
 from awa_proto.worker.config import QueueConfig, WorkerConfig
 from awa_proto.worker.events import DrainAsked
 
-TROUBLE = 3.0
+TROUBLE = 2.5
 """Seconds of the world with faults."""
+LONGEST = 4.0
+"""Seconds after which nothing that began in trouble is under way any more: a slow Op, one done later, a restart."""
 IDLE = 15.0
 """Seconds after the last job in which statements are counted."""
 _ENDS: tuple[tuple[tuple[str, ...], int, str | None], ...] = (
@@ -39,7 +41,7 @@ def live(seed: int) -> Simulation:
     life.begin()
     world.run(TROUBLE)
     life.calm_down()
-    world.run(world.now + 1.0)  # restarts that are under way
+    world.run(world.now + LONGEST)
     world.run_until(life.is_settled, at_most=400.0, step=1.0)
     life.idle()
     life.end()
@@ -119,7 +121,7 @@ class _Life:
         world.run(world.now + 3.0)
         for worker in workers:
             check(worker.drained == ["?"], "a worker with nothing to do does not say so")
-        if self._random.random() < 0.7:
+        if self._random.random() < 0.75:
             return
         before = len(world.trace)
         world.run(world.now + IDLE)

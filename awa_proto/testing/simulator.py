@@ -12,7 +12,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any, TypeVar, assert_never
@@ -29,7 +29,6 @@ from awa_proto.store.memory import MemoryStore
 from awa_proto.task import Task
 from awa_proto.testing.accounts import Accounts, Broken
 from awa_proto.testing.faults import Fault, Faults
-from awa_proto.worker.config import WorkerConfig
 from awa_proto.worker.events import CancelJob, Drained, Emit, Output, RunOp, StartJob, Stopped
 
 T = TypeVar("T")
@@ -241,8 +240,3 @@ def _never_called(_: object) -> None:
 
 
 TASKS: Mapping[str, Task] = {KIND: Task(KIND, _never_called, _decode, is_async=True)}
-
-
-def with_small_bound(config: WorkerConfig) -> WorkerConfig:
-    """The same worker with as little room for unwritten results as there can be."""
-    return replace(config, max_unwritten=1)

@@ -7,8 +7,8 @@ state   | what happens                    | next
 --------|---------------------------------|---------------------------------------------------------------
 CLOSED  | the back-off is over            | OPENING: the first Op on the lane opens the connection
 OPENING | done                            | OPEN: every queue is looked at once, since hints may be lost
-OPEN    | others sleep than are announced | announce or withdraw; then announced queues are looked at once more, since a
-        |                                 | job may have been committed before the announcement was
+OPEN    | others sleep than are announced | announce or withdraw; then newly announced queues are looked at once more,
+        |                                 | since a job may have been committed before the announcement was
 OPEN    | nothing for 15 seconds          | the same said again: a probe, so that a half-open connection is found
 any     | an Op failed, or ListenLost     | CLOSED, with back-off; the queues are polled, and that is said once
 """
@@ -104,7 +104,7 @@ class Listener:
             self._context.report.recovered("listen failed", "notifications arrive again")
             for queue in self._queues.values():
                 queue.look(now)
-        for name in self._saying:
+        for name in self._saying - self._announced:
             self._queues[name].look(now)
         self._announced = self._saying
         self._context.timers.set(Timer.LISTEN, now + PROBE_EVERY)

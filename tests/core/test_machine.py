@@ -18,6 +18,8 @@ from awa_proto.worker.bucket import TokenBucket
 from awa_proto.worker.config import QueueConfig, WorkerConfig
 from awa_proto.worker.events import (
     CancelJob,
+    DrainAsked,
+    Drained,
     Emit,
     Event,
     JobEnded,
@@ -360,3 +362,82 @@ def test_a_bucket_starts_full_gives_back_and_never_holds_more_than_its_burst() -
     bucket.give_back(1)
     assert bucket.available(1000.5) == 2
     assert bucket.available(2000.0) == 3
+
+
+def test_the_halves_of_a_refused_flush_keep_its_number_since_it_may_have_been_written_before() -> None:
+    bench = Bench().running()
+    bench.claimed(attempt(1), attempt(2))
+    bench.hear(*[JobEnded(attempt(i), Returned(None)) for i in (1, 2)])
+    bench.failed("finalize", None)
+    bench.wait(0.1)
+    bench.failed("finalize", "22P02")
+    bench.done("finalize", [Verdict.ACCEPTED])
+    numbers = [number for _, number in bench.store.flushes]
+    assert [[one.attempt.id for one in ended] for ended, _ in bench.store.flushes] == [[1, 2], [1, 2], [1], [2]]
+    assert len(set(numbers)) == 1
+
+
+def test_an_announcement_that_took_long_is_followed_by_a_claim_at_once() -> None:
+    bench = Bench().running()
+    for _ in range(8):
+        bench.claimed()
+        bench.wait(0.7)
+        for name in ("promote", "survey"):
+            if name in bench.ops:
+                bench.done(name, Promoted(0) if name == "promote" else (Ring(1), {}))
+    bench.claimed()
+    bench.wait(0.01)
+    assert "claim" not in bench.ops
+    bench.done("announce")
+    assert "claim" in bench.ops
+
+
+def test_nothing_is_claimed_or_started_while_too_many_results_are_unwritten() -> None:
+    bench = Bench(max_unwritten=1).running()
+    for first in (1, 3):
+        bench.claimed(attempt(first), attempt(first + 1))
+        bench.wait(1.0)
+        bench.hear(JobEnded(attempt(first), Returned(None)), JobEnded(attempt(first + 1), Returned(None)))
+    assert bench.machine.unwritten == 4
+    assert "claim" not in bench.ops
+    assert not [output for output in bench.wait(1.0) if isinstance(output, RunOp) and output.op.name == "claim"]
+    bench.done("finalize", [Verdict.ACCEPTED] * 2)
+    assert "claim" in bench.ops
+
+
+def leaving_with_a_late_result() -> Bench:
+    """A worker that gave up waiting for a handler and says goodbye, when the handler ends after all."""
+    bench = Bench().running()
+    bench.claimed(attempt())
+    bench.wait(0.1)
+    bench.hear(StopAsked(0.0))
+    bench.claimed()
+    bench.wait(5.0)
+    assert bench.machine.phase is Phase.LEAVING
+    bench.hear(JobEnded(attempt(), Raised(RuntimeError())))
+    return bench
+
+
+def test_a_result_that_comes_while_leaving_is_written_before_the_end() -> None:
+    bench = leaving_with_a_late_result()
+    assert not of(Stopped, bench.done("unregister"))
+    assert of(Stopped, bench.done("finalize", [Verdict.ACCEPTED])) == [Stopped(clean=True)]
+
+
+def test_a_result_that_comes_while_leaving_and_cannot_be_written_is_not_a_clean_stop() -> None:
+    bench = leaving_with_a_late_result()
+    bench.done("unregister")
+    assert of(Stopped, bench.wait(2.0)) == [Stopped(clean=False)]
+
+
+def test_a_claim_that_was_under_way_at_the_question_does_not_answer_it() -> None:
+    bench = Bench().running()
+    bench.claimed()
+    bench.hear(Woken("q"))
+    bench.hear(DrainAsked("?"))
+    assert not of(Drained, bench.claimed())
+    if "promote" in bench.ops or bench.wait(0.2):
+        bench.done("promote", Promoted(0))
+    assert of(Drained, bench.said) == []
+    bench.claimed()
+    assert of(Drained, bench.said) == [Drained("?")]

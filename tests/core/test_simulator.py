@@ -15,7 +15,7 @@ from awa_proto.worker.config import QueueConfig, WorkerConfig
 from awa_proto.worker.events import DrainAsked, RunOp
 from awa_proto.worker.lifecycle import Phase
 
-SEEDS = 2400
+SEEDS = 2000
 CHUNK = 200
 
 
@@ -242,6 +242,16 @@ def test_a_high_rate_limit_holds_between_any_two_moments() -> None:
         starts[j] - starts[i] >= (j - i - 49) / 1000 - 0.002 for i in range(0, 3000, 7) for j in range(i, 3000, 13)
     )
     assert starts[-1] - starts[0] <= 2.97
+
+
+def test_tokens_for_jobs_that_were_not_there_are_not_spent() -> None:
+    world = Simulation(1)
+    worker(world, QueueConfig(max_workers=50, rate_limit=(0.1, 10)))
+    world.insert(*[Job() for _ in range(3)])
+    world.run(1.0)
+    world.insert(*[Job() for _ in range(9)])
+    world.run(1.1)
+    assert len(world.seen("start")) == 10
 
 
 def test_every_stripe_of_a_queue_is_served() -> None:
