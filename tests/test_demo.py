@@ -50,5 +50,5 @@ def test_the_mix_has_every_fate_and_every_priority_and_the_number_asked_for() ->
     errands = mixed("q", 1500)
     assert {errand.fate for errand in errands.every} == set(Fate)
     assert len(errands.every) - len(errands.rolled_back) == 1500
-    assert {request.options["priority"] for request in errands.immediate} == {1, 2, 3, 4}
+    assert {request.options.get("priority") for request in errands.immediate} == {1, 2, 3, 4}
     assert len({errand.number for errand in errands.every}) == 1550
