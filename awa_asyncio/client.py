@@ -15,7 +15,6 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 
-from awa_asyncio.binding import bind
 from awa_asyncio.connections import (
     AnyConnection,
     AnyPool,
@@ -31,6 +30,7 @@ from awa_asyncio.tasks import Tasks
 from awa_asyncio.worker import Worker
 from awa_proto.application import Application, known_dsn
 from awa_proto.blocking import BlockingClient
+from awa_proto.driving.awaited import bind
 from awa_proto.dsn import check_dsn
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.operations import Operations

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias, TypeVar, assert_never
 
-from awa_asyncio.threads import Threads
+from awa_proto.driving.threads import Threads
 from awa_proto.errors import DatabaseError, SchemaNotMigrated
 from awa_proto.job import Attempt
 from awa_proto.outcome import Raised, Returned

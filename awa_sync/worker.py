@@ -22,6 +22,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, assert_never
 
+from awa_proto.driving.threads import Threads
 from awa_proto.errors import DatabaseError, SchemaNotMigrated
 from awa_proto.outcome import Raised, Returned
 from awa_proto.plan import Op
@@ -45,7 +46,6 @@ from awa_proto.worker.events import (
     Woken,
 )
 from awa_proto.worker.worker import WorkerMachine
-from awa_sync.threads import Threads
 
 T = TypeVar("T")
 

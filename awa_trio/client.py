@@ -18,13 +18,13 @@ import trio
 
 from awa_proto.application import Application, known_dsn
 from awa_proto.blocking import BlockingClient
+from awa_proto.driving.awaited import bind
 from awa_proto.dsn import check_dsn
 from awa_proto.errors import ValidationError
 from awa_proto.operations import Operations
 from awa_proto.plan import Op, Row, Value
 from awa_proto.worker.config import QueueConfig
 from awa_proto.worker.events import StartJob
-from awa_trio.binding import bind
 from awa_trio.connections import AnyConnection, AnyPool, database, refuse_foreign
 from awa_trio.job import BlockingJob, Job
 from awa_trio.running import run

@@ -25,7 +25,7 @@ from awa_asyncio.db import Connection, Lane
 from awa_asyncio.db.attempt import BEGIN, Preparing
 from awa_asyncio.db.pool import Pool
 from awa_asyncio.db.shield import GRACE, shielded
-from awa_asyncio.db.values import adapt
+from awa_proto.driving.psycopg_values import adapt
 from awa_proto.dsn import check_dsn
 from awa_proto.errors import ConfigurationError, DatabaseError
 from awa_proto.plan import Copy, Row, Rows, Statement, Step

@@ -20,9 +20,9 @@ from psycopg.abc import PQGen
 from psycopg.pq import ExecStatus, Format, PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
+from awa_proto.driving.psycopg_values import adapt
 from awa_proto.errors import DatabaseError, Failure
 from awa_proto.plan import Copy, Op, Row, Rows, Statement, Step
-from awa_sync.db.values import adapt
 from awa_sync.db.waiting import GRACE, command, is_readable, wait
 
 T = TypeVar("T")

@@ -22,12 +22,12 @@ from psycopg.pq import ExecStatus, Format, PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.waiting import Wait
 
+from awa_proto.driving.psycopg_values import adapt
 from awa_proto.errors import DatabaseError, Failure
 from awa_proto.plan import Copy, Op, Row, Rows, Statement, Step
 from awa_trio.db.connection import TrioConnection
 from awa_trio.db.readiness import ready_now
 from awa_trio.db.settling import GRACE, settling
-from awa_trio.db.values import adapt
 
 T = TypeVar("T")
 

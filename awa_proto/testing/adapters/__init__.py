@@ -170,7 +170,7 @@ async def new_table(database: Adapter, columns: str) -> str:
 async def until(database: Adapter, sql: str, *params: Value) -> None:
     """Ask until the one value of the answer is true."""
     with anyio.fail_after(30):
-        while (await database.run(ask(sql, *params)))[0][0] is not True:  # noqa: ASYNC110  # PostgreSQL tells nobody
+        while (await database.run(ask(sql, *params)))[0][0] is not True:  # PostgreSQL tells nobody
             await anyio.sleep(0.002)
 
 

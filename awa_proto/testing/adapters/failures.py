@@ -169,7 +169,7 @@ async def a_backend_terminated_at_work_leaves_the_outcome_unknown(driver: Driver
 
                 group.start_soon(go)
                 with anyio.fail_after(30):
-                    while not starts:  # noqa: ASYNC110  # set by a plan, which may run in a thread
+                    while not starts:  # set by a plan, which may run in a thread
                         await anyio.sleep(0.002)
                 await until(admin, SLEEPS, starts[0])
                 await admin.run(ask("SELECT pg_terminate_backend($1::int4)", starts[0]))

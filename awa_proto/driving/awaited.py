@@ -1,4 +1,4 @@
-"""Binding for asyncio: an operation becomes an `async def` method; see `awa_proto.binding`.
+"""Binding for drivers that await: an operation becomes an `async def` method; see `awa_proto.binding`.
 
 A forgotten `await` is an error in a checker, because what a method returns is a Coroutine that nothing may be sent to.
 """

@@ -1,4 +1,4 @@
-"""A bounded pool of threads for handlers.
+"""A bounded pool of threads for handlers that are plain functions (all of them, in blocking code).
 
 Not `concurrent.futures`: the interpreter waits for its threads when it ends, so a handler that never returns would keep
 the process alive after a second SIGTERM. These are daemons. The owner counts what is under way, so that handing over an
