@@ -21,7 +21,7 @@ WITH due AS MATERIALIZED (
   SELECT id FROM {n.s}.deferred WHERE run_at <= statement_timestamp() ORDER BY run_at, id LIMIT $1::int FOR UPDATE SKIP LOCKED
 ),
 gone AS (
-  DELETE FROM {n.s}.deferred d USING due WHERE d.id = due.id RETURNING d.*
+  DELETE FROM {n.s}.deferred d WHERE d.id = ANY (ARRAY(SELECT id FROM due)) RETURNING d.*   -- a join could become a scan of all
 ),
 moved AS (
   INSERT INTO {n.s}.ready (seg, id, {BODY})
