@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
 
 from awa_proto.args import JobArgs
 from awa_proto.errors import SerializationError, ValidationError
@@ -33,23 +35,36 @@ class Intake:
 
     def many(self, jobs: Iterable[JobArgs | EnqueueRequest], options: InsertOpts) -> tuple[list[NewJob], bool]:
         """The jobs of a batch, and whether workers are to be told. A ValidationError names the job: `jobs[3].args`."""
-        if isinstance(jobs, (str, bytes, Mapping)) or not isinstance(jobs, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValidationError("jobs", f"a list or another iterable of args is needed, not {type(jobs).__name__}")
         common = Options.of(options)
         wake = False
         new: list[NewJob] = []
-        for index, job in enumerate(jobs):
+        for index, job in enumerate(self.listed(jobs)):
             try:
                 if isinstance(job, EnqueueRequest):
                     made, wants = self.one(job, options)
                 else:
                     made, wants = self._noticed(common.new_job(job, self._tasks)), common.notify
             except ValidationError as error:
-                refusal = SerializationError if isinstance(error, SerializationError) else ValidationError
-                raise refusal(f"jobs[{index}].{error.field}", error.reason) from error
+                raise _of_job(index, error) from error
             new.append(made)
             wake = wake or wants
         return new, wake
+
+    def listed(self, jobs: Iterable[JobArgs | EnqueueRequest]) -> list[JobArgs | EnqueueRequest]:
+        """What a batch consists of. Raises ValidationError when it is none."""
+        if isinstance(jobs, (str, bytes, Mapping)) or not isinstance(jobs, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValidationError("jobs", f"a list or another iterable of args is needed, not {type(jobs).__name__}")
+        return list(jobs)
+
+    def on_the_way(self, given: Sequence[JobArgs], options: Options) -> Iterable[NewJob]:
+        """The jobs of a batch that are all due, each made when it is asked for, as often as it is gone through."""
+        return _OnTheWay(lambda: map(self._made, enumerate(given), repeat(options)))
+
+    def _made(self, numbered: tuple[int, JobArgs], options: Options) -> NewJob:
+        try:
+            return self._noticed(options.new_job(numbered[1], self._tasks))
+        except ValidationError as error:
+            raise _of_job(numbered[0], error) from error
 
     def _noticed(self, job: NewJob) -> NewJob:
         """The job, after a warning when its args are large: once for each kind."""
@@ -63,3 +78,18 @@ class Intake:
                     job.kind, size, LARGE_ARGS_BYTES,
                 )  # fmt: skip
         return job
+
+
+@dataclass(frozen=True, slots=True)
+class _OnTheWay:
+    """An iterable that begins anew each time, for an Op may."""
+
+    begin: Callable[[], Iterator[NewJob]]
+
+    def __iter__(self) -> Iterator[NewJob]:
+        return self.begin()
+
+
+def _of_job(index: int, error: ValidationError) -> ValidationError:
+    refusal = SerializationError if isinstance(error, SerializationError) else ValidationError
+    return refusal(f"jobs[{index}].{error.field}", error.reason)

@@ -29,9 +29,12 @@ class JobState(StrEnum):
 _TERMINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class JobRow:
     """A job as a read returns it. Datetimes are aware and in UTC.
+
+    A copy: changing it changes no job. (Not frozen, because making a frozen one takes fifteen times as long, 3 µs, and
+    `insert_many` makes one per job.)
 
     attempt: how many attempts were claimed; a snoozed one is given back.
     run_lease: the fence of the newest attempt; rises with every claim, 0 before the first.

@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from awa_proto.job import Attempt, JobRow, JobState
 from awa_proto.outcome import Transition
 from awa_proto.plan import Op
 
 
-@dataclass(frozen=True, slots=True)
-class NewJob:
+class NewJob(NamedTuple):
     """A job to be enqueued, validated and encoded: nothing in it can be refused any more.
 
     args, extra: JSON text. run_at: aware, or None for now. ordering: a number made of the ordering key, or None.
+    A tuple, because a batch is turned into columns, and there may be very many.
     """
 
     kind: str
@@ -192,7 +192,11 @@ class Store(Protocol):
         ...
 
     def copy(self, jobs: Iterable[NewJob], *, notify: bool = True) -> Op[int]:
-        """Enqueue by COPY, all or none. Returns how many."""
+        """Enqueue by COPY, all or none. Returns how many.
+
+        jobs: a sequence; or any iterable that can be gone through again, of jobs that are all due, which are then made
+        while others are on their way. What it raises ends the transaction.
+        """
         ...
 
     # the worker

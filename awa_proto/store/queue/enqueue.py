@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
 
 from awa_proto import extra as extras
 from awa_proto.job import JobRow, JobState
@@ -24,147 +23,170 @@ PROMOTE_HINT = 5.0
 
 @lru_cache
 def _insert_sql(n: Names, deferring: bool, notify: bool) -> str:
-    """$1 kinds, $2 queues, $3 priorities, $4 args, $5 max_attempts, $6 extra, $7 ordering, $8 rotor[, $9 run_at]."""
+    """Jobs of any sort. $1 kinds, $2 queues, $3 args, $4 priorities, $5 max_attempts, $6 run_at, $7 extra, $8 ordering, $9
+    rotor.
+
+    What does not change from row to row stands in a subquery of its own, which is run once.
+    """
     due = "(j.run_at IS NULL OR j.run_at <= now())"
-    woken = f"SELECT DISTINCT queue FROM job j WHERE {due if deferring else 'true'}"
+    woken = f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM job j WHERE {due if deferring else 'true'}) q"
     hint = f"""
     UNION ALL
     SELECT {n.wake("queue", "''")} FROM (
       SELECT DISTINCT queue FROM job j WHERE j.run_at > now() AND j.run_at < now() + interval '{PROMOTE_HINT} s') q"""
-    wake = f"(SELECT count(w) FROM (\n    SELECT {n.wake('queue')} FROM ({woken}) q{hint if deferring else ''}) w(w))"
-    return f"""
-WITH job AS MATERIALIZED (
-  SELECT nextval({n.text("job_id")}) AS id, j.*, {n.stripe("j.queue", "coalesce(j.ordering, $8::bigint)")} AS stripe
-  FROM unnest($1::text[], $2::text[], $3::smallint[], $4::text[], $5::smallint[], $6::text[], $7::bigint[]
-    {", $9::timestamptz[]" if deferring else ""}) WITH ORDINALITY
-    j(kind, queue, priority, args, max_attempts, extra, ordering{", run_at" if deferring else ""}, ord)
-),
-runnable AS (
-  INSERT INTO {n.s}.ready (seg, id, queue, priority, stripe, kind, args, max_attempts, extra{
-        ", run_at" if deferring else ""
-    })
-  SELECT {n.open_segment}, id, queue, priority, stripe, kind, args::json, max_attempts, extra::json
-    {", coalesce(run_at, now())" if deferring else ""}
-  FROM job j {f"WHERE {due}" if deferring else ""}
-  ORDER BY ord
-){
-        f''',
+    wake = f", (SELECT count(w) FROM (\n    {woken}{hint if deferring else ''}) w(w))"
+    later = f"""
 later AS (
   INSERT INTO {n.s}.deferred (id, state, queue, priority, stripe, kind, args, attempt, max_attempts, run_lease,
                               run_at, created_at, extra)
   SELECT id, 0, queue, priority, stripe, kind, args::json, 0, max_attempts, 0, run_at, now(), extra::json
   FROM job j WHERE NOT {due}
-)'''
-        if deferring
-        else ""
-    }
-SELECT id, now(), {due if deferring else "true"}{f", {wake}" if notify else ""}
-FROM job j ORDER BY ord"""
+),"""
+    return f"""
+WITH job AS MATERIALIZED (
+  SELECT nextval({n.text("job_id")}) AS id, j.*,
+         coalesce(mod(coalesce(j.ordering, $9::bigint) & 9223372036854775807, q.stripes), 0)::smallint AS stripe
+  FROM unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::smallint[], $6::timestamptz[], $7::text[],
+              $8::bigint[]) WITH ORDINALITY j(kind, queue, args, priority, max_attempts, run_at, extra, ordering, ord)
+  LEFT JOIN LATERAL (SELECT stripes FROM {n.s}.queues q WHERE q.queue = j.queue AND q.stripes > 1) q ON true
+  ORDER BY ord
+),{later if deferring else ""}
+runnable AS (
+  INSERT INTO {n.s}.ready (seg, id, queue, priority, stripe, kind, args, max_attempts, extra, run_at)
+  SELECT (SELECT {n.open_segment}), id, queue, priority, stripe, kind, args::json, max_attempts, extra::json,
+         coalesce(run_at, now())
+  FROM job j WHERE {due if deferring else "true"}
+)
+SELECT array_agg(id ORDER BY ord), now(){wake if notify else ""} FROM job"""
+
+
+@lru_cache
+def _insert_alike_sql(n: Names, notify: bool) -> str:
+    """Due jobs that differ in their args only, half the work. $1 kind, $2 queue, $3 args, $4 priority, $5 max_attempts,
+    $6 extra, $7 number for the stripe.
+    """
+    return f"""
+WITH job AS MATERIALIZED (
+  SELECT nextval({n.text("job_id")}) AS id, args FROM unnest($3::text[]) WITH ORDINALITY j(args, ord) ORDER BY ord
+),
+runnable AS (
+  INSERT INTO {n.s}.ready (seg, id, queue, priority, stripe, kind, args, max_attempts, extra)
+  SELECT (SELECT {n.open_segment}), id, $2::text, $4::smallint, {n.stripe("$2::text", "$7::bigint")}, $1::text, args::json,
+         $5::smallint, $6::json
+  FROM job
+)
+SELECT array_agg(id ORDER BY id), now(){f", {n.wake('$2::text')}" if notify else ""} FROM job"""
 
 
 @lru_cache
 def _insert_one_sql(n: Names, notify: bool) -> str:
-    """One job that is due, the most common enqueue: the parameters of `_insert_sql`, as scalars."""
+    """One due job, the most common enqueue: as `_insert_alike_sql`, with $3 the args themselves."""
     return f"""
 WITH job AS (
   INSERT INTO {n.s}.ready (seg, stripe, kind, queue, priority, args, max_attempts, extra)
-  VALUES ({n.open_segment}, {n.stripe("$2::text", "coalesce($7::bigint, $8::bigint)")},
-          $1::text, $2::text, $3::smallint, $4::json, $5::smallint, $6::json)
-  RETURNING id, created_at
+  VALUES ({n.open_segment}, {n.stripe("$2::text", "$7::bigint")},
+          $1::text, $2::text, $4::smallint, $3::json, $5::smallint, $6::json)
+  RETURNING id
 )
-SELECT id, created_at, true{f", {n.wake('$2::text')}" if notify else ""} FROM job"""
+SELECT ARRAY[id], now(){f", {n.wake('$2::text')}" if notify else ""} FROM job"""
 
 
 def insert(n: Names, jobs: Sequence[NewJob], notify: bool, random: Callable[[], float]) -> Op[list[JobRow]]:
     """Enqueue in one statement; the rows come back in the order given."""
-    statement = _insert_statement(n, jobs, notify, int(random() * 2**62))
+    statement = _insert_statement(n, jobs, notify, int(random() * 2**62)) if jobs else None
 
     def plan() -> Plan[list[JobRow]]:
-        if not jobs:
+        if statement is None:
             return []
         rows = yield statement
-        return [_row(job, *row[:3]) for job, row in zip(jobs, rows, strict=True)]
+        ids, now, *_ = rows[0]
+        return _rows(jobs, ids, now.astimezone(UTC))
 
     return Op("insert", plan)
 
 
 def _insert_statement(n: Names, jobs: Sequence[NewJob], notify: bool, rotor: int) -> Statement:
     silent = "" if notify else ".silent"
-    deferring = any(job.run_at is not None for job in jobs)
-    if len(jobs) == 1 and not deferring:
-        (j,) = jobs
-        params = (j.kind, j.queue, j.priority, j.args, j.max_attempts, j.extra, j.ordering, rotor)
-        return Statement(f"insert.one{silent}", _insert_one_sql(n, notify), params)
+    first = jobs[0]
+    kinds, queues, args, priorities, max_attempts, run_at, extra, ordering = map(list, zip(*jobs, strict=True))
+    count = len(jobs)
+    differ_in_args_only = all(
+        column.count(column[0]) == count
+        for column in (run_at, kinds, queues, priorities, max_attempts, extra, ordering)
+    )
+    if differ_in_args_only and first.run_at is None:
+        number = rotor if first.ordering is None else first.ordering
+        common = (first.priority, first.max_attempts, first.extra, number)
+        if count == 1:
+            one = (first.kind, first.queue, first.args, *common)
+            return Statement(f"insert.one{silent}", _insert_one_sql(n, notify), one)
+        alike = (first.kind, first.queue, args, *common)
+        return Statement(f"insert.alike{silent}", _insert_alike_sql(n, notify), alike)
+    deferring = run_at.count(None) != count
     return Statement(
         f"insert{'.deferring' if deferring else ''}{silent}",
         _insert_sql(n, deferring, notify),
-        (
-            [j.kind for j in jobs],
-            [j.queue for j in jobs],
-            [j.priority for j in jobs],
-            [j.args for j in jobs],
-            [j.max_attempts for j in jobs],
-            [j.extra for j in jobs],
-            [j.ordering for j in jobs],
-            rotor,
-            *([[j.run_at for j in jobs]] if deferring else []),
-        ),
+        (kinds, queues, args, priorities, max_attempts, run_at, extra, ordering, rotor),
     )
 
 
-def _row(job: NewJob, id: int, now: datetime, due: bool) -> JobRow:
-    body: dict[str, Any] = extras.decode(job.extra)
-    return JobRow(
-        id=id,
-        kind=job.kind,
-        queue=job.queue,
-        args=json.loads(job.args),
-        state=JobState.AVAILABLE if due else JobState.SCHEDULED,
-        priority=job.priority,
-        attempt=0,
-        run_lease=0,
-        max_attempts=job.max_attempts,
-        run_at=(job.run_at or now).astimezone(UTC),
-        created_at=now.astimezone(UTC),
-        metadata=body.get("metadata", {}),
-        tags=body.get("tags", []),
-    )
+def _rows(jobs: Sequence[NewJob], ids: Sequence[int], now: datetime) -> list[JobRow]:
+    """The rows of a batch. Its args are read as one text, its rows made without keywords: a third of the time."""
+    every_args = json.loads(f"[{','.join([job.args for job in jobs])}]")
+    rows: list[JobRow] = []
+    for job, id, args in zip(jobs, ids, every_args, strict=True):
+        run_at, state = now, JobState.AVAILABLE
+        if job.run_at is not None:
+            run_at = job.run_at.astimezone(UTC)
+            state = JobState.AVAILABLE if run_at <= now else JobState.SCHEDULED
+        row = JobRow(id, job.kind, job.queue, args, state, job.priority, 0, 0, job.max_attempts, run_at, now)
+        if job.extra is not None:
+            body = extras.decode(job.extra)
+            row.metadata = body.get("metadata", {})
+            row.tags = body.get("tags", [])
+        rows.append(row)
+    return rows
 
 
 def copy(n: Names, jobs: Iterable[NewJob], notify: bool, random: Callable[[], float]) -> Op[int]:
-    """Enqueue by COPY, in one transaction: straight into the open segment, deferred jobs after them."""
-    given = jobs if isinstance(jobs, Sequence) else tuple(jobs)
+    """Enqueue by COPY, in one transaction: straight into the open segment, and what is not due into `deferred`.
+
+    Jobs that come as a sequence may be of any sort. Others are all due, and are made while the server already takes in
+    those before them.
+    """
 
     def plan() -> Plan[int]:
-        if not given:
+        if isinstance(jobs, Sequence) and not jobs:
             return 0
-        queues = sorted({job.queue for job in given})
         answer = yield Statement(
             "copy.prepare",
-            f"SELECT {n.open_segment}, now(), array_agg(q.queue), array_agg(q.stripes)"
-            f" FROM {n.s}.queues q WHERE q.stripes > 1 AND q.queue = ANY ($1::text[])",
-            (queues,),
+            f"SELECT {n.open_segment}, now(), array_agg(q.queue), array_agg(q.stripes) FROM {n.s}.queues q WHERE q.stripes > 1",
         )
         segment, now, striped, stripes = answer[0]
         lanes: dict[str, int] = dict(zip(striped or (), stripes or (), strict=True))
         rotor = int(random() * 2**62)
-        ready = [job for job in given if job.run_at is None or job.run_at <= now]
-        if ready:
-            yield Copy("copy.ready", n.schema, "ready", _READY, _chunks(ready, (str(segment),), lanes, rotor, now))
-        later = [job for job in given if job.run_at is not None and job.run_at > now]
+        woken: set[str] = set()
+        hinted: set[str] = set()
+        ready, later = jobs, []
+        if isinstance(jobs, Sequence):
+            ready = [job for job in jobs if job.run_at is None or job.run_at <= now]
+            later = [job for job in jobs if job.run_at is not None and job.run_at > now]
+        count = 0
+        if not isinstance(ready, Sequence) or ready:
+            rows = _chunks(ready, (str(segment),), lanes, rotor, now, woken)
+            count += (yield Copy("copy.ready", n.schema, "ready", _READY, rows))[0][0]
         if later:
-            yield Copy(
-                "copy.deferred", n.schema, "deferred", _DEFERRED, _chunks(later, ("0", "0", "0"), lanes, rotor, now)
-            )
-        if notify:
-            soon = any((job.run_at - now).total_seconds() < PROMOTE_HINT for job in later if job.run_at is not None)
+            rows = _chunks(later, ("0", "0", "0"), lanes, rotor, now, set())
+            count += (yield Copy("copy.deferred", n.schema, "deferred", _DEFERRED, rows))[0][0]
+            hinted = {job.queue for job in later if job.run_at and (job.run_at - now).total_seconds() < PROMOTE_HINT}
+        if notify and (woken or hinted):
+            told = [(queue, queue) for queue in sorted(woken)] + [(queue, "") for queue in sorted(hinted)]
             yield Statement(
                 "copy.wake",
                 f"SELECT {n.wake('q', 'p')} FROM unnest($1::text[], $2::text[]) w(q, p)",
-                ([*sorted({job.queue for job in ready}), *(queues if soon else ())],) * 1
-                + ([*sorted({job.queue for job in ready}), *([""] * len(queues) if soon else ())],),
+                ([queue for queue, _ in told], [payload for _, payload in told]),
             )
-        return len(given)
+        return count
 
     return Op("enqueue_many", plan, atomic=True, timeout=600.0)
 
@@ -176,22 +198,24 @@ _CHUNK = 65536
 
 
 def _chunks(
-    jobs: Iterable[NewJob], first: tuple[str, ...], lanes: dict[str, int], rotor: int, now: datetime
+    jobs: Iterable[NewJob], first: tuple[str, ...], lanes: dict[str, int], rotor: int, now: datetime, queues: set[str]
 ) -> Iterator[bytes]:
-    """Rows in the text format of COPY. Only a backslash needs care in JSON text, which has no raw control characters."""
+    """Rows in the text format of COPY; `queues` takes the names of the queues they go to.
+
+    Only a backslash needs care in JSON text, which has no raw control characters.
+    """
     head = "\t".join(first)
     at = now.isoformat()
     lines: list[str] = []
     size = 0
-    for job in jobs:
-        stripes = lanes.get(job.queue, 1)
-        stripe = (rotor if job.ordering is None else job.ordering) % stripes if stripes > 1 else 0
-        extra = r"\N" if job.extra is None else job.extra.replace("\\", r"\\")
-        run_at = at if job.run_at is None else job.run_at.astimezone(UTC).isoformat()
-        args = job.args.replace("\\", r"\\")
+    for kind, queue, args, priority, max_attempts, run_at, extra, ordering in jobs:
+        queues.add(queue)
+        stripes = lanes.get(queue, 1)
+        stripe = (rotor if ordering is None else ordering) % stripes if stripes > 1 else 0
         line = (
-            f"{head}\t{_escaped(job.queue)}\t{job.priority}\t{stripe}\t{_escaped(job.kind)}\t{args}"
-            f"\t{job.max_attempts}\t{extra}\t{run_at}\t{at}\n"
+            f"{head}\t{_escaped(queue)}\t{priority}\t{stripe}\t{_escaped(kind)}\t{args.replace(_BACKSLASH, _ESCAPED)}"
+            f"\t{max_attempts}\t{_NULL if extra is None else extra.replace(_BACKSLASH, _ESCAPED)}"
+            f"\t{at if run_at is None else run_at.astimezone(UTC).isoformat()}\t{at}\n"
         )
         lines.append(line)
         size += len(line)
@@ -203,6 +227,10 @@ def _chunks(
         yield "".join(lines).encode()
 
 
+_BACKSLASH, _ESCAPED, _NULL = "\\", "\\\\", "\\N"
+
+
+@lru_cache(maxsize=1024)
 def _escaped(text: str) -> str:
     if text.isalnum():
         return text

@@ -221,7 +221,9 @@ _PAGE = 50
 
 def list_jobs(n: Names, f: JobFilter) -> Op[list[JobRow]]:
     """Jobs, newest id first; a statement for each fifty."""
-    name = f"list_jobs.{f.state or 'all'}{'.kind' if f.kind is not None else ''}{'.queue' if f.queue is not None else ''}"
+    name = (
+        f"list_jobs.{f.state or 'all'}{'.kind' if f.kind is not None else ''}{'.queue' if f.queue is not None else ''}"
+    )
     sql = list_sql(n, f.state, f.kind is not None, f.queue is not None)
     conditions = (*(() if f.kind is None else (f.kind,)), *(() if f.queue is None else (f.queue,)))
 
