@@ -15,7 +15,7 @@ from awa_proto.outcome import TABLE
 ROOT = Path(__file__).parent.parent
 SHOWN = {
     "awa_asyncio": "mail to ada@example.org, attempt 1\n",
-    "awa_trio": "320 pixels, attempt 2\n",
+    "awa_trio": "320 pixels, priority 1\n",
     "awa_sync": "importing a.csv\n",
 }
 

@@ -62,10 +62,10 @@ class Promoter:
             self._finalizer.retry_due = None
             self._look_at(now + (due - self._context.clock.at(now)).total_seconds(), now)
 
-    def look(self, now: float) -> None:
-        """Something may be due: look soon."""
+    def look(self, now: float, *, after_hint: bool = False) -> None:
+        """Something may be due: look now; after a mere notification, soon."""
         self.is_idle = False
-        self._look_at(max(now, self._last + _AFTER_HINT), now)
+        self._look_at(max(now, self._last + _AFTER_HINT) if after_hint else now, now)
 
     def ask(self, now: float) -> None:
         """The timer: promote."""

@@ -217,7 +217,7 @@ class WorkerMachine:
 
     def _woken(self, name: str | None, now: float) -> None:
         if name is None:
-            self._promoter.look(now)
+            self._promoter.look(now, after_hint=True)
             for queue in self._queues.values():
                 queue.wake(now)
         elif name in self._queues:
