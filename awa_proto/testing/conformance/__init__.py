@@ -1,0 +1,71 @@
+"""What every store must do, as scenarios that are run over each engine, each database adapter and each server.
+
+A scenario is an async function of a `Kit`, or of a `DatabaseKit` when it needs connections of its own; its name is a
+promise of the store, its body the proof. It speaks anyio only. It is given a store without jobs, and may leave anything
+behind.
+
+    enqueue, claim, close, deferred, people, reads, queues   one concern each; most need no database
+    turns, closers                                           the same beside transactions that are open
+    ring, listening, migration                               what only queue storage has
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from awa_proto.testing.conformance import (
+    claim,
+    close,
+    closers,
+    deferred,
+    enqueue,
+    listening,
+    migration,
+    people,
+    queues,
+    reads,
+    ring,
+    turns,
+)
+
+_MODULES = (enqueue, claim, turns, close, closers, deferred, people, reads, queues, ring, listening, migration)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A promise and its proof.
+
+    name: `file: sentence`. needs_database: whether it takes a DatabaseKit. makes_schemas: it wants a database of its own,
+    which it fills with schemas.
+    """
+
+    name: str
+    run: Callable[[Any], Awaitable[None]]
+    needs_database: bool
+    makes_schemas: bool
+
+
+def _of(module: ModuleType) -> list[Scenario]:
+    """Every async function of a module whose one parameter is a kit."""
+    found: list[Scenario] = []
+    for name, value in vars(module).items():
+        if inspect.iscoroutinefunction(value) and value.__module__ == module.__name__:
+            wants = list(inspect.signature(value).parameters.values())
+            if [parameter.name for parameter in wants] == ["kit"]:
+                about = module.__name__.rpartition(".")[2]
+                found.append(
+                    Scenario(
+                        f"{about}: {name.replace('_', ' ')}",
+                        value,
+                        needs_database=wants[0].annotation == "DatabaseKit",
+                        makes_schemas=module is migration,
+                    )
+                )
+    return found
+
+
+SCENARIOS: tuple[Scenario, ...] = tuple(scenario for module in _MODULES for scenario in _of(module))

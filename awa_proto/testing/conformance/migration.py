@@ -1,0 +1,193 @@
+"""The schema: applied once whoever comes first, in any schema name, and never by code that is too old for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from awa_proto.errors import SchemaNotMigrated, ValidationError
+from awa_proto.job import JobState
+from awa_proto.schema import latest, migrate, quoted, script
+from awa_proto.store import Demand, JobFilter, NewJob, Ring, WorkerInfo
+from awa_proto.store.queue import QueueStore
+from awa_proto.testing.conformance.close import every_outcome_leaves_the_job_in_its_state
+from awa_proto.testing.conformance.kit import DatabaseKit, Kit, end, jobs, now, together
+from awa_proto.testing.conformance.people import (
+    a_job_nobody_runs_can_be_moved,
+    a_job_nobody_runs_is_cancelled_where_it_waits,
+)
+from awa_proto.testing.conformance.queues import stripes_share_a_queue_and_an_ordering_key_stays_in_one
+from awa_proto.testing.conformance.reads import every_read_shows_a_job_in_its_state
+
+ODD_NAMES = (
+    'double"quote',
+    '"',
+    "it's",
+    "100%",
+    "%s %(a)s %1$s",
+    "ünï 日本",
+    "x" * 63,
+    "\N{ELEPHANT}" * 15 + "abc",
+    "dollar$$dollar",
+    "$1",
+    "{schema} {schema_text}",
+    "h.stripe",
+    "semi;colon -- /*",
+    "back\\slash",
+    "Upper Case",
+    "select",
+)
+"""Names PostgreSQL can have and careless code cannot."""
+
+
+def store(kit: DatabaseKit, schema: str) -> Kit:
+    """A kit over another schema of the same database."""
+    return Kit(QueueStore(schema, random=random.random), kit.run)
+
+
+async def a_second_migration_finds_nothing_to_do(kit: DatabaseKit) -> None:
+    """It is idempotent, and says how many it applied."""
+    await kit.enqueue(2)
+    assert await kit.run(migrate(kit.schema)) == 0
+    assert await kit.run(migrate("second")) == latest()
+    assert await kit.run(migrate("second")) == 0
+    assert len(await kit.claim()) == 2
+
+
+async def ten_processes_migrate_at_once_and_one_of_them_does_it(kit: DatabaseKit) -> None:
+    """The others wait and find it done."""
+    applied: list[int] = []
+
+    async def one() -> None:
+        applied.append(await kit.run(migrate("ten")))
+
+    await together(*[one] * 10)
+    assert sorted(applied) == [0] * 9 + [latest()]
+    assert await kit.sql("SELECT count(*) FROM ten.segments") == [(8,)]
+
+
+async def every_call_on_an_unmigrated_database_says_so(kit: DatabaseKit) -> None:
+    """SchemaNotMigrated with the command that helps, whatever the call."""
+    other = QueueStore("nowhere", random=random.random)
+    (attempt,) = [a for _ in await kit.enqueue() for a in await kit.claim()]
+    calls: list[Callable[[], Awaitable[object]]] = [
+        partial(kit.run, other.insert(jobs(1))),
+        partial(kit.run, other.insert(jobs(2))),
+        partial(kit.run, other.copy(jobs(2))),
+        partial(kit.run, other.register(WorkerInfo(("q",)))),
+        partial(kit.run, other.survey(["q"])),
+        partial(kit.run, other.claim(1, Ring(256, (0,)), [Demand("q", 1)])),
+        *(partial(kit.run, other.finalize([end(attempt, to)], 1)) for to in (JobState.COMPLETED, JobState.FAILED)),
+        partial(kit.run, other.promote(1)),
+        partial(kit.run, other.get_job(1)),
+        partial(kit.run, other.list_jobs(JobFilter())),
+        partial(kit.run, other.cancel(1)),
+        partial(kit.run, other.retry(1)),
+        partial(kit.run, other.move(1, queue="r")),
+        partial(kit.run, other.queue_stats()),
+        partial(kit.run, other.pause_queue("q", None)),
+        partial(kit.run, other.set_stripes("q", 2)),
+    ]
+    for call in calls:
+        try:
+            await call()
+        except SchemaNotMigrated as error:
+            assert "awa migrate" in str(error)
+        else:
+            raise AssertionError(f"{call} worked without a schema")
+
+
+async def a_newer_database_is_refused(kit: DatabaseKit) -> None:
+    """By the migration and by a worker that starts."""
+    await kit.sql(
+        f"INSERT INTO {quoted(kit.schema)}.migrations (version, name) VALUES ({latest() + 1}, 'from the future')"
+    )
+    for op in (migrate(kit.schema), kit.store.register(WorkerInfo(("q",)))):
+        try:
+            await kit.run(op)
+        except SchemaNotMigrated as error:
+            assert "upgrade the package" in str(error)
+        else:
+            raise AssertionError("old code took a newer database")
+
+
+async def a_worker_refuses_an_older_database(kit: DatabaseKit) -> None:
+    """It says what to do; it does not begin."""
+    await kit.sql(f"DELETE FROM {quoted(kit.schema)}.migrations WHERE version = {latest()}")
+    try:
+        await kit.register("q")
+    except SchemaNotMigrated as error:
+        assert "awa migrate" in str(error)
+    else:
+        raise AssertionError("a worker registered with an older schema")
+
+
+async def a_migration_that_fails_leaves_nothing_behind(kit: DatabaseKit) -> None:
+    """One transaction: a table in its way is all there is afterwards."""
+    await kit.sql("CREATE SCHEMA blocked")
+    await kit.sql("CREATE TABLE blocked.queues ()")
+    try:
+        await kit.run(migrate("blocked"))
+    except Exception as error:  # noqa: BLE001  # whatever the adapter makes of it
+        assert "already exists" in str(error), error
+    else:
+        raise AssertionError("migrated over a table that was there")
+    assert await kit.sql("SELECT relname::text FROM pg_class WHERE relnamespace = 'blocked'::regnamespace") == [
+        ("queues",)
+    ]
+
+
+async def any_schema_name_works(kit: DatabaseKit) -> None:
+    """Every statement there is, in every odd name, side by side in one database."""
+    for name in ODD_NAMES:
+        assert await kit.run(migrate(name)) == latest()
+        assert await kit.run(migrate(name)) == 0
+        other = store(kit, name)
+        await every_read_shows_a_job_in_its_state(other)
+    other = store(kit, ODD_NAMES[0])
+    assert len(await other.claim(queue="available 0")) == 1, "schemas disturb each other"
+    for scenario in (
+        every_outcome_leaves_the_job_in_its_state,
+        stripes_share_a_queue_and_an_ordering_key_stays_in_one,
+        a_job_nobody_runs_can_be_moved,
+        a_job_nobody_runs_is_cancelled_where_it_waits,
+    ):
+        name = f'"{scenario.__name__[:20]}%$$'
+        await kit.run(migrate(name))
+        await scenario(store(kit, name))
+    async with kit.session() as session:
+        queues = QueueStore(ODD_NAMES[0], random=random.random)
+        channel = queues.channel.replace('"', '""')
+        await session.sql(f'LISTEN "{channel}"')
+        await session.run(queues.announce(["q"]))
+        await kit.run(queues.insert([NewJob("k", "q", "{}", run_at=None)]))
+        await kit.run(queues.copy([NewJob("k", "q", "{}", run_at=now())]))
+        assert await session.heard() == ["q", "q"]
+
+
+async def impossible_schema_names_are_refused_before_anything_is_sent(kit: DatabaseKit) -> None:
+    """Empty, too long in bytes, with NUL or another control character, a lone surrogate, or reserved."""
+    for name in ("", "x" * 64, "ü" * 32, "a\0b", "a\nb", "\ud800", "pg_awa"):
+        for use in (migrate, partial(QueueStore, random=random.random)):
+            try:
+                made = use(name)
+                await kit.run(made.promote(1) if isinstance(made, QueueStore) else made)
+            except ValidationError as error:
+                assert error.field == "schema"
+            else:
+                raise AssertionError(f"{name!r} was accepted")
+
+
+async def the_script_for_people_does_the_same(kit: DatabaseKit) -> None:
+    """`awa migrate --sql`: the text that is printed makes the schema that the Op makes."""
+    columns = (
+        "SELECT table_name::text, column_name::text, data_type::text, column_default::text IS NOT NULL"
+        " FROM information_schema.columns WHERE table_schema = '{}' ORDER BY 1, ordinal_position"
+    )
+    indexes = "SELECT indexname::text FROM pg_indexes WHERE schemaname = '{}' ORDER BY 1"
+    await kit.sql(script('by "hand'))
+    for question in (columns, indexes):
+        assert await kit.sql(question.format('by "hand')) == await kit.sql(question.format(kit.schema))
+    assert await kit.run(migrate('by "hand')) == 0
+    assert len(await store(kit, 'by "hand').insert(*jobs(2))) == 2

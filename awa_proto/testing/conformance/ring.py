@@ -1,0 +1,182 @@
+"""The ring of segments: rotation, and claims over what several segments hold."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from awa_proto.errors import DatabaseError, Failure
+from awa_proto.job import JobState
+from awa_proto.store import Demand, Ring
+from awa_proto.testing.conformance.kit import HOUR, OUTCOMES, DatabaseKit, end, jobs, now, together
+from awa_proto.testing.conformance.reads import agree
+
+
+async def _live(of: DatabaseKit) -> tuple[int, ...]:
+    """Those that may hold work."""
+    ring, _ = await of.run(of.store.survey([]))
+    return ring.segments
+
+
+async def a_rotation_opens_the_next_segment_and_claims_report_it(kit: DatabaseKit) -> None:
+    """The version grows, so a worker with an old list knows that it is old."""
+    before = await kit.register()
+    assert before.ring.segments == (0,)
+    assert await kit.rotate(publish=False) == 1
+    unpublished = await kit.run(kit.store.claim(1, before.ring, [Demand("q", 1)]))
+    assert unpublished.version == before.ring.version
+    await kit.run(kit.ring_store.publish())
+    await kit.run(kit.ring_store.publish())
+    after = await kit.run(kit.store.claim(1, before.ring, [Demand("q", 1)]))
+    assert after.version > before.ring.version
+    ring, _ = await kit.run(kit.store.survey([]))
+    assert ring == Ring(after.version, (0, 1))
+
+
+async def jobs_of_all_segments_are_found_old_ones_first(kit: DatabaseKit) -> None:
+    """At equal effective priority the oldest segment comes first, so that it gets empty."""
+    ids: list[int] = []
+    for _ in range(4):
+        ids += await kit.enqueue(2)
+        await kit.rotate()
+    ids += await kit.enqueue(2)
+    assert await _live(kit) == (0, 1, 2, 3, 4)
+    attempts = [a for wanted in (3, 1, 100) for a in await kit.claim(wanted)]
+    assert [a.id for a in attempts] == ids
+    assert [a.segment for a in attempts] == [n // 2 for n in range(10)]
+
+
+async def a_backlog_in_an_old_segment_does_not_hide_an_urgent_job_in_a_new_one(kit: DatabaseKit) -> None:
+    """Best effective priority over all segments first, then the oldest segment."""
+    backlog = await kit.enqueue(5, priority=3)
+    await kit.rotate()
+    (urgent,) = await kit.enqueue(priority=1)
+    (aged,) = await kit.enqueue(priority=4, run_at=now() - 24 * HOUR)
+    low = await kit.enqueue(2, priority=4, queue="q")
+    assert [a.id for n in (1, 1) for a in await kit.claim(n, aging=3600.0)] == [aged, urgent]
+    assert sorted(a.id for a in await kit.claim(100)) == sorted([*backlog, *low])
+
+
+async def attempts_end_in_the_segment_they_were_claimed_in(kit: DatabaseKit) -> None:
+    """Whatever the outcome; a job that goes on goes on in the open segment, and every read finds it."""
+    ids = await kit.enqueue(6)
+    attempts = await kit.claim()
+    await kit.rotate()
+    ids += await kit.enqueue(6)
+    attempts += await kit.claim()
+    await kit.rotate()
+    await agree(kit, ids)
+    ends = [end(a, to) for a, to in zip(attempts, [*OUTCOMES] * 2, strict=True)]
+    flush = kit.flush
+    assert {v.value for v in await kit.finalize(*ends, flush=flush)} == {"accepted"}
+    assert {v.value for v in await kit.finalize(*reversed(ends), flush=flush)} == {"accepted"}
+    await agree(kit, ids)
+    assert (await kit.run(kit.store.promote(100))).count == 4
+    for id in ids:
+        await kit.run(kit.store.retry(id))
+    await agree(kit, ids)
+    again = await kit.claim()
+    assert {a.segment for a in again} == {2}
+    assert len(again) == 10
+    await agree(kit, ids)
+
+
+async def people_find_jobs_in_every_segment(kit: DatabaseKit) -> None:
+    """Cancel and move work on sealed segments; what is moved goes to the open one."""
+    first = await kit.enqueue(4)
+    await kit.claim(1)
+    await kit.rotate()
+    second = await kit.enqueue(2)
+    await kit.rotate()
+    assert (await kit.run(kit.store.cancel(first[0]))).value == "running"
+    assert (await kit.run(kit.store.cancel(first[1]))).value == "cancelled"
+    assert (await kit.run(kit.store.move(first[2], priority=4))).value == "cancelled"
+    assert (await kit.run(kit.store.cancel(second[0]))).value == "cancelled"
+    await agree(kit, [*first, *second])
+    assert [(a.id, a.segment) for a in await kit.claim()] == [(first[3], 0), (second[1], 1), (first[2], 2)]
+
+
+async def a_transaction_with_an_old_snapshot_reaches_the_open_segment(kit: DatabaseKit) -> None:
+    """The open segment is read from a sequence, which no snapshot hides."""
+    async with kit.session() as old:
+        await old.sql("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        await old.sql("SELECT 1")
+        await kit.rotate()
+        await kit.rotate()
+        (row,) = await old.run(kit.store.insert(jobs(1)))
+        await old.sql("COMMIT")
+    assert [(a.id, a.segment) for a in await kit.claim()] == [(row.id, 2)]
+
+
+async def a_straggler_in_a_sealed_segment_is_found(kit: DatabaseKit) -> None:
+    """Its transaction began before the seal and ended long after."""
+    async with kit.session() as straggler:
+        await straggler.sql("BEGIN")
+        (row,) = await straggler.run(kit.store.insert(jobs(1)))
+        await kit.enqueue(1)
+        assert len(await kit.claim()) == 1
+        await kit.rotate()
+        await kit.enqueue(1)
+        assert len(await kit.claim()) == 1
+        await straggler.sql("COMMIT")
+    assert [(a.id, a.segment) for a in await kit.claim()] == [(row.id, 0)]
+
+
+async def without_a_free_segment_rotation_waits(kit: DatabaseKit) -> None:
+    """None, and everything goes on in the open one."""
+    assert [await kit.rotate() for _ in range(9)] == [1, 2, 3, 4, 5, 6, 7, None, None]
+    (id,) = await kit.enqueue()
+    assert [(a.id, a.segment) for a in await kit.claim()] == [(id, 7)]
+    assert await kit.states([id]) == [JobState.RUNNING]
+
+
+async def two_leaders_that_rotate_at_once_open_one_segment(kit: DatabaseKit) -> None:
+    """Never two open ones: the rotation that waited finds nothing to do."""
+    opened: list[int | None] = []
+
+    async def rotate() -> None:
+        async with kit.session() as session:
+            try:
+                opened.append(await session.run(kit.ring_store.rotate()))
+            except DatabaseError as error:  # where transactions are REPEATABLE READ
+                if error.failure is not Failure.TRANSIENT:
+                    raise
+                opened.append(None)
+
+    async with kit.session() as leader:
+        await leader.sql("BEGIN")
+        assert await leader.run(kit.ring_store.rotate()) == 1
+
+        async def commit() -> None:
+            await kit.until_waiting("transactionid")
+            await leader.sql("COMMIT")
+
+        await together(rotate, partial(commit))
+    assert opened == [None]
+    await kit.run(kit.ring_store.publish())
+    assert await _live(kit) == (0, 1)
+
+
+async def rotations_at_full_speed_lose_no_job(kit: DatabaseKit) -> None:
+    """Two rotate and publish, two enqueue, two claim with a list of segments that is old."""
+    ids: list[int] = []
+    taken: list[int] = []
+    left = 2
+
+    async def produce() -> None:
+        nonlocal left
+        for n in range(40):
+            ids.extend(await kit.enqueue(1 + n % 3, priority=1 + n % 4))
+        left -= 1
+
+    async def rotate() -> None:
+        for _ in range(4):
+            await kit.rotate()
+
+    async def claim() -> None:
+        while left:
+            taken.extend([a.id for a in await kit.claim(5)])
+
+    await together(produce, produce, rotate, rotate, claim, claim)
+    taken += [a.id for a in await kit.claim(1000)]
+    assert len(taken) == len(set(taken))
+    assert set(taken) == set(ids)

@@ -1,0 +1,254 @@
+"""Every hot statement reads the logs by the indexes it was written for, however little the planner knows.
+
+A million ready and a million deferred rows; statements prepared while the tables were empty and kept, on tables that were
+never analysed, on analysed ones, and on ones truncated after that. Generic plans and custom ones. No scan of a whole log, no
+sort over one, and no cost at which the plan would be compiled first (storage-review.md: H6, M10).
+"""
+
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import TupleRow
+
+from awa_proto.job import Attempt, JobState
+from awa_proto.outcome import Transition
+from awa_proto.plan import Statement
+from awa_proto.schema import script
+from awa_proto.store import Demand, Ended, JobFilter, NewJob
+from awa_proto.store.queue import QueueStore, claim, people
+from awa_proto.store.queue.names import Names
+from tests.conformance.session import connect
+
+pytestmark = pytest.mark.slow
+
+JIT_ABOVE_COST = 100_000
+STORE = QueueStore(random=random.random)
+NAMES = Names("awa")
+NOW = datetime.now(UTC)
+ATTEMPT = Attempt(0, 5, 0, 5, 50, "q1", 2, "k", "{}", 1, 25, NOW, NOW, None)
+
+FILL = """
+INSERT INTO awa.ready (seg, id, queue, priority, kind, args)
+SELECT g % 2, g, 'q' || g % 3, 1 + g % 4, 'k', '{}' FROM generate_series(1, 1000000) g;
+INSERT INTO awa.deferred
+  (id, state, priority, stripe, attempt, max_attempts, run_lease, run_at, created_at, queue, kind, args)
+SELECT 2000000 + g, g % 2 * 4, 2, 0, 1, 25, 0, now() + g * interval '1 s', now(), 'q', 'k', '{}'
+FROM generate_series(1, 1000000) g;
+INSERT INTO awa.failed
+  (id, state, priority, stripe, attempt, max_attempts, run_lease, run_at, created_at, finalized_at, queue, kind, args)
+SELECT 4000000 + g, 5 + g % 2, 2, 0, 1, 25, 0, now(), now(), now(), 'q', 'k', '{}' FROM generate_series(1, 100000) g;
+INSERT INTO awa.claims (seg, claim_id, queue, priority, stripe, turn, instance, lease, upto, pos_xid, pos_id, job_ids)
+SELECT g % 2, g, 'q' || g % 3, 1 + g % 4, 0, g, 1, g, '3:3:', '0', 0, ARRAY[g] FROM generate_series(1, 20000) g;
+INSERT INTO awa.closures (seg, outcome, n, claim_id, flush, idx)
+SELECT g % 2, 3, 0, g, g, '{0}' FROM generate_series(1, 19000) g;
+"""
+
+
+def _first(op: Any) -> Statement:
+    """What the plan of an Op asks first."""
+    step = next(op.start())
+    assert isinstance(step, Statement)
+    return step
+
+
+def _close(to: JobState) -> Statement:
+    return _first(STORE.finalize([Ended(ATTEMPT, Transition(to, 1, NOW, NOW))], 7))
+
+
+def _demands(*queues: str) -> list[Demand]:
+    return [Demand(queue, 50) for queue in queues]
+
+
+def _claim(segments: tuple[int, ...]) -> Statement:
+    return Statement(
+        f"claim.{segments}",
+        claim.sql(NAMES, segments),
+        (["q1", "q2", "none"], [0, 0, 0], [50, 50, 50], [60.0, 60.0, 0.0], [None, None, None], 1, False),
+    )
+
+
+CLAIM = {"ready_lane", "claims_lane"}
+CLOSE = {"claims_claim", "closures_claim"}
+FATE = {"ready_job", "claims_lane", "closures_claim"}
+HOT: dict[str, tuple[Statement, set[str]]] = {
+    "insert one": (_first(STORE.insert([NewJob("k", "q", "{}")])), set()),
+    "insert many": (_first(STORE.insert([NewJob("k", "q", "{}")] * 3)), set()),
+    "insert deferred": (_first(STORE.insert([NewJob("k", "q", "{}", run_at=NOW)] * 3)), set()),
+    "claim from one segment": (_claim((0,)), CLAIM),
+    "claim from two segments": (_claim((0, 1)), CLAIM),
+    **{f"close as {to}": (_close(to), CLOSE | {"ready_job"}) for to in (JobState.RETRYABLE, JobState.SCHEDULED)},
+    **{f"close as {to}": (_close(to), CLOSE | {"ready_job"}) for to in (JobState.FAILED, JobState.AVAILABLE)},
+    "close as completed": (_close(JobState.COMPLETED), CLOSE),
+    "promote": (_first(STORE.promote(500)), {"deferred_due", "deferred_pkey"}),
+    "get_job": (_first(STORE.get_job(50)), FATE | {"deferred_pkey", "failed_pkey"}),
+    "cancel what is deferred": (_first(STORE.cancel(50)), {"deferred_pkey"}),
+    "move what is deferred": (_first(STORE.move(50, queue="q")), {"deferred_pkey"}),
+    "retry": (_first(STORE.retry(50)), {"failed_pkey"}),
+    "locate": (Statement("locate", people._locate_sql(NAMES), (50,)), FATE | {"deferred_pkey", "failed_pkey"}),
+    "cancel what is available": (
+        Statement("take", people._take_sql(NAMES, 0, people._into_failed(NAMES)), (50,)),
+        {"ready_job", "claims_lane"},
+    ),
+    "move what is available": (
+        Statement("move", people._take_sql(NAMES, 0, people._into_lane(NAMES)), (50, "q", None)),
+        {"ready_job", "claims_lane"},
+    ),
+}
+LISTS: dict[str, tuple[Statement, set[str]]] = {
+    f"list {state or 'all'}": (_first(STORE.list_jobs(JobFilter(state=state))), set())
+    for state in (None, JobState.AVAILABLE, JobState.COMPLETED, JobState.SCHEDULED, JobState.FAILED)
+}
+
+
+class Prepared:
+    """Statements prepared once on one connection; their plans are asked for again and again."""
+
+    def __init__(
+        self, connection: psycopg.Connection[TupleRow], statements: dict[str, tuple[Statement, set[str]]]
+    ) -> None:
+        self._connection = connection
+        self._names = {name: f"s{number}" for number, name in enumerate(statements)}
+        self._statements = statements
+        connection.execute(b"SET plan_cache_mode = force_generic_plan")
+        for name, (statement, _) in statements.items():
+            connection.execute(f"PREPARE {self._names[name]} AS {statement.sql}".encode())
+            self.generic(name)
+
+    def generic(self, name: str) -> dict[str, Any]:
+        """The plan that is kept, whatever the parameters are."""
+        nulls = ", ".join(["NULL"] * len(self._statements[name][0].params))
+        return _plan(self._connection, f"EXECUTE {self._names[name]} ({nulls})", None)
+
+    def custom(self, name: str) -> dict[str, Any]:
+        """The plan for these very parameters."""
+        statement, _ = self._statements[name]
+        return _plan(self._connection, statement.sql, statement.params)
+
+
+def _plan(connection: psycopg.Connection[TupleRow], sql: str, params: Any) -> dict[str, Any]:
+    row = connection.execute(f"EXPLAIN (FORMAT JSON) {sql}".encode(), params).fetchone()
+    assert row is not None
+    plan: dict[str, Any] = row[0][0]["Plan"]
+    return plan
+
+
+def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from _nodes(child)
+
+
+def _below(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The nodes whose whole output a node has to read."""
+    for child in node.get("Plans", ()):
+        if child["Node Type"] not in {"Limit", "ModifyTable"} and child.get("Parent Relationship") != "InitPlan":
+            yield child
+            yield from _below(child)
+
+
+def _base(name: str) -> str:
+    """`ready_lane` of `ready_3_lane`, `ready` of `ready_3`."""
+    return "_".join(part for part in name.split("_") if not part.isdigit())
+
+
+ANALYZED = b"ANALYZE awa.deferred, awa.failed, " + b", ".join(
+    b"awa.%s_%d" % (log, segment) for log in (b"ready", b"claims", b"closures") for segment in (0, 1)
+)
+LOGS = {"ready", "claims", "closures"}
+BIG = LOGS | {"deferred", "failed"}
+READS = {"Index Scan", "Index Only Scan", "Tid Scan", "ModifyTable"}
+KEYS = {"closures_claim", "ready_job", "deferred_pkey", "failed_pkey"}
+"""A bitmap over one of these reads the rows of one claim or of named jobs: a handful, whatever the table holds."""
+
+
+def complaints(name: str, plan: dict[str, Any], indexes: set[str]) -> Iterator[str]:
+    """Only the intended indexes, no sort over a log, nothing that would be compiled."""
+    used: set[str] = set()
+    for node in _nodes(plan):
+        used.add(_base(node.get("Index Name", "")))
+        relation = _base(node.get("Relation Name", ""))
+        by_key = any(_base(below.get("Index Name", "")) in KEYS for below in _nodes(node))
+        if (
+            relation in BIG
+            and node["Node Type"] not in READS
+            and not (node["Node Type"] == "Bitmap Heap Scan" and by_key)
+        ):
+            yield f"{name}: {node['Node Type']} of {node['Relation Name']}"
+        if node["Node Type"] == "Sort":
+            read = {_base(below.get("Relation Name", "")) for below in _below(node)}
+            if read & BIG - {"closures"}:
+                yield f"{name}: sorts {read & BIG}"
+    if indexes and used - {"", "queues_pkey"} != indexes:
+        yield f"{name}: reads by {used}, not {indexes}"
+    if plan["Total Cost"] >= JIT_ABOVE_COST:
+        yield f"{name}: costs {plan['Total Cost']}"
+
+
+@pytest.fixture(scope="module")
+def million(module_database: str) -> Iterator[tuple[str, Prepared]]:
+    """A full database, and statements that were prepared while it was empty."""
+    with connect(module_database) as connection:
+        connection.execute(script().encode())
+        for table in ("deferred", "failed"):
+            connection.execute(f"ALTER TABLE awa.{table} SET (autovacuum_enabled = off)".encode())
+        prepared = Prepared(connection, HOT | LISTS)
+        for statement in FILL.split(";\n"):
+            if statement.strip():
+                connection.execute(statement.encode())
+        yield module_database, prepared
+
+
+@pytest.mark.timeout(180)
+def test_a_plan_made_while_everything_was_empty_is_right_when_it_is_full(million: tuple[str, Prepared]) -> None:
+    _, prepared = million
+    wrong = [each for name, (_, indexes) in HOT.items() for each in complaints(name, prepared.generic(name), indexes)]
+    assert not wrong
+
+
+@pytest.mark.timeout(180)
+def test_plans_are_right_on_a_million_rows_nobody_analysed(million: tuple[str, Prepared]) -> None:
+    """All but a list of failed jobs: their table is small, and autovacuum analyses it."""
+    assert not _wrong(million[0], HOT | {name: lists for name, lists in LISTS.items() if name != "list failed"})
+
+
+@pytest.mark.timeout(180)
+def test_plans_are_right_after_an_analyse_and_after_a_truncation(million: tuple[str, Prepared]) -> None:
+    dsn, kept = million
+    with connect(dsn) as connection:
+        connection.execute(ANALYZED)
+    assert not _wrong(dsn, HOT | LISTS)
+    assert not [each for name, (_, indexes) in HOT.items() for each in complaints(name, kept.generic(name), indexes)]
+    with connect(dsn) as connection:
+        connection.execute(b"TRUNCATE awa.ready, awa.claims, awa.closures")
+    assert not _wrong(dsn, HOT)
+
+
+def _wrong(dsn: str, statements: dict[str, tuple[Statement, set[str]]]) -> list[str]:
+    """What is wrong with plans made now: custom ones, and of hot statements generic ones."""
+    found: list[str] = []
+    with connect(dsn) as connection:
+        fresh = Prepared(connection, statements)
+        for name, (_, indexes) in statements.items():
+            found += complaints(f"{name}, custom", fresh.custom(name), indexes)
+            if name in HOT:
+                found += complaints(f"{name}, generic", fresh.generic(name), indexes)
+    return found
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.xfail(
+    strict=True, reason="a plan made on a segment that was analysed while it was empty scans it when it is full"
+)
+def test_a_plan_made_after_an_analyse_of_empty_segments_is_right_when_they_are_full(
+    million: tuple[str, Prepared],
+) -> None:
+    """M10: ANALYZE of a whole database (after an upgrade, by a nightly job) reaches the free segments of the ring too."""
+    dsn, _ = million
+    with connect(dsn) as connection:
+        connection.execute(b"TRUNCATE awa.ready, awa.claims, awa.closures")
+        connection.execute(b"ANALYZE awa.ready, awa.claims, awa.closures")
+    assert not _wrong(dsn, {name: HOT[name] for name in ("claim from one segment", "claim from two segments")})

@@ -1,0 +1,329 @@
+"""Queue storage and the model in memory, told the same things, give the same answers.
+
+A state machine of Hypothesis runs random operations on both and compares: ids as they were paired at the enqueue, times as
+far as both stores were told them, leases as identity. Which jobs a claim takes when it cannot take all is the engine's
+choice within the rules (best lane first); the model is made to take the same ones, and the rules are checked.
+
+AWA_MODEL_EXAMPLES: how many runs; 30 unless said otherwise.
+"""
+
+import os
+import random
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
+from typing_extensions import override
+
+from awa_proto import extra as extras
+from awa_proto.job import Attempt, JobRow, JobState
+from awa_proto.outcome import Transition
+from awa_proto.plan import Op
+from awa_proto.schema import script
+from awa_proto.store import Demand, Ended, JobFilter, NewJob, Verdict
+from awa_proto.store.memory import MemoryStore
+from awa_proto.store.queue import QueueStore
+from awa_proto.testing.conformance.kit import OUTCOMES
+from tests.conformance.conftest import EMPTIED
+from tests.conformance.session import BlockingSession, connect
+
+pytestmark = pytest.mark.slow
+
+T = TypeVar("T")
+EXAMPLES = int(os.environ.get("AWA_MODEL_EXAMPLES", "30"))
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+FAR_OFF = datetime(2120, 1, 1, tzinfo=UTC)
+QUEUES = st.sampled_from(["a", "b"])
+PRIORITIES = st.integers(1, 4)
+TIMES = st.one_of(
+    st.none(),
+    st.integers(0, 50).map(lambda days: LONG_AGO + timedelta(days=days)),
+    st.integers(0, 50).map(lambda days: FAR_OFF + timedelta(days=days)),
+)
+EXTRAS = st.sampled_from([None, extras.encode(metadata={"m": 1}, tags=["t"]), extras.encode(deadline=90.0)])
+DUE = st.integers(0, 50).map(lambda days: LONG_AGO + timedelta(days=days))
+
+
+class Machine(RuleBasedStateMachine):
+    """The same operations on both."""
+
+    dsn = ""
+    claimed = Bundle("claimed")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._connection = connect(self.dsn)
+        self._connection.execute(EMPTIED.encode())
+        self._session = BlockingSession(self._connection)
+        self._queue = QueueStore(random=random.random)
+        self._memory = MemoryStore(lambda: datetime.now(UTC), random.random)
+        self._ids: dict[int, int] = {}  # of queue storage -> of the model
+        self._flush = 1 << 50
+
+    @override
+    def teardown(self) -> None:
+        self._connection.close()
+
+    # running
+
+    def _real(self, op: Op[T]) -> T:
+        return self._session.perform(op)
+
+    def _model(self, op: Op[T]) -> T:
+        plan = op.start()
+        try:
+            next(plan)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        raise AssertionError("the model has no statements")
+
+    def _id(self, number: int) -> int | None:
+        """The id in queue storage of a job picked by number."""
+        return list(self._ids)[number % len(self._ids)] if self._ids else None
+
+    def _seen(self, row: JobRow | None, id: int | None = None) -> Any:
+        """A row as far as both must agree. id: as the model calls the job."""
+        if row is None:
+            return None
+        told = row.run_at if row.run_at.year in {2020, 2120} else None
+        errors = [entry["error"] for entry in row.errors]
+        marks = (row.attempted_at is None, row.deadline_at is None, row.finalized_at is None, row.run_lease == 0)
+        return (
+            self._ids[row.id] if id is None else row.id,
+            row.kind,
+            row.queue,
+            row.args,
+            row.state,
+            row.priority,
+            row.attempt,
+            row.max_attempts,
+            told,
+            errors,
+            row.metadata,
+            row.tags,
+            marks,
+        )
+
+    # enqueue
+
+    @rule(
+        jobs=st.lists(
+            st.tuples(QUEUES, PRIORITIES, TIMES, EXTRAS, st.sampled_from(["k", "l"])), min_size=1, max_size=6
+        ),
+        copied=st.booleans(),
+    )
+    def insert(self, jobs: list[tuple[str, int, datetime | None, str | None, str]], copied: bool) -> None:
+        new = [
+            NewJob(kind, queue, "{}", priority, 9, run_at, extra, None) for queue, priority, run_at, extra, kind in jobs
+        ]
+        if copied:
+            before = max(self._ids, default=0)
+            assert self._real(self._queue.copy(new)) == self._model(self._memory.copy(new)) == len(new)
+            rows = self._real(self._queue.list_jobs(JobFilter(limit=1000)))
+            reals = sorted(row.id for row in rows if row.id > before)
+            # due ones are copied first, then the others
+            order = [n for n, job in enumerate(new) if job.run_at is None or job.run_at < FAR_OFF]
+            order += [n for n, job in enumerate(new) if not (job.run_at is None or job.run_at < FAR_OFF)]
+            first = len(self._memory.rows) - len(new) + 1
+            self._ids |= {real: first + n for real, n in zip(reals, order, strict=True)}
+        else:
+            real, model = self._real(self._queue.insert(new)), self._model(self._memory.insert(new))
+            self._ids |= {r.id: m.id for r, m in zip(real, model, strict=True)}
+            assert [self._seen(r) for r in real] == [self._seen(m, m.id) for m in model]
+
+    # the worker
+
+    @rule(
+        target=claimed,
+        queue=QUEUES,
+        wanted=st.integers(1, 8),
+        aging=st.sampled_from([0.0, 3600.0]),
+        advance=st.booleans(),
+    )
+    def claim(self, queue: str, wanted: int, aging: float, advance: bool) -> Any:
+        ring, settings = self._real(self._queue.survey([queue]))
+        assert settings == self._model(self._memory.survey([queue]))[1]
+        got = self._real(self._queue.claim(1, ring, [Demand(queue, wanted, aging=aging)], advance=advance))
+        assert not got.again
+        waiting = {job.id: job for job in self._memory.rows if job.state is JobState.AVAILABLE and job.queue == queue}
+        paused = queue in settings and settings[queue].paused
+        assert len(got.attempts) == (0 if paused else min(wanted, len(waiting)))
+        chosen = {self._ids[a.id] for a in got.attempts}
+        assert chosen <= set(waiting)
+        if aging == 0.0 and chosen:
+            left = [job.priority for id, job in waiting.items() if id not in chosen]
+            assert max(waiting[id].priority for id in chosen) <= min(left, default=4)
+        model = self._model_claims(queue, chosen)
+        assert sorted(map(self._told, got.attempts)) == sorted(self._told(a, a.id) for a in model)
+        pairs = {self._ids[a.id]: a for a in got.attempts}
+        return multiple(*((pairs[m.id], m) for m in model))
+
+    def _model_claims(self, queue: str, chosen: set[int]) -> list[Attempt]:
+        """The model takes these very jobs."""
+        if not chosen:
+            return []
+        every = self._memory._tables.available[queue]
+        self._memory._tables.available[queue] = set(chosen)
+        model = list(
+            self._model(self._memory.claim(1, self._memory._tables.ring, [Demand(queue, len(chosen))])).attempts
+        )
+        self._memory._tables.available[queue] = every - chosen
+        return model
+
+    def _told(self, a: Attempt, id: int | None = None) -> Any:
+        run_at = a.run_at if a.run_at.year == 2020 else LONG_AGO
+        return (
+            self._ids[a.id] if id is None else id,
+            a.kind,
+            a.queue,
+            a.priority,
+            a.args,
+            a.attempt,
+            run_at,
+            a.extra or "",
+        )
+
+    @rule(
+        bite=st.lists(st.tuples(claimed, st.sampled_from(OUTCOMES), DUE, st.booleans()), min_size=1, max_size=6),
+        resend=st.booleans(),
+    )
+    def finalize(self, bite: list[tuple[tuple[Attempt, Attempt], JobState, datetime, bool]], resend: bool) -> None:
+        """Fresh and stale ones, each once; sometimes sent again."""
+        self._flush += 1
+        unique = {real: (model, to, due, failed) for (real, model), to, due, failed in bite}
+        reals: list[Ended] = []
+        models: list[Ended] = []
+        at = datetime.now(UTC)
+        for real, (model, to, due, failed) in unique.items():
+            entry = {"error": f"no {self._flush}"} if failed and to is not JobState.COMPLETED else None
+            back = to in {JobState.SCHEDULED, JobState.AVAILABLE}
+            run_at = due if to in {JobState.SCHEDULED, JobState.RETRYABLE} else None
+            for attempt, into in ((real, reals), (model, models)):
+                into.append(Ended(attempt, Transition(to, attempt.attempt - back, at, run_at, entry)))
+        verdicts = self._real(self._queue.finalize(reals, self._flush))
+        assert verdicts == self._model(self._memory.finalize(models, self._flush))
+        assert Verdict.AGAIN not in verdicts
+        if resend:
+            assert self._real(self._queue.finalize(reals[::-1], self._flush)) == verdicts[::-1]
+
+    @rule(limit=st.integers(1, 5))
+    def promote(self, limit: int) -> None:
+        due = [job for job in self._memory.rows if job.state in {JobState.SCHEDULED, JobState.RETRYABLE}]
+        real = self._real(self._queue.promote(limit))
+        rows = {job.id: job for job in due}
+        moved = [id for id in rows if self._real(self._queue.get_job(self._real_id(id))).state is JobState.AVAILABLE]  # type: ignore[union-attr]
+        model = self._model(self._memory.promote(limit))
+        assert (real.count, real.queues) == (model.count, model.queues)
+        assert (real.due_in is None, real.due_in == 0) == (model.due_in is None, model.due_in == 0)
+        now = {job.id for job in self._memory.rows if job.state is JobState.AVAILABLE}
+        by_model = [id for id in rows if id in now]
+        assert [rows[id].run_at for id in moved] == [rows[id].run_at for id in by_model] or moved == by_model
+        assert moved == by_model, "jobs due at one time are promoted in the order of their ids"
+
+    def _real_id(self, model: int) -> int:
+        return next(real for real, id in self._ids.items() if id == model)
+
+    # people
+
+    @rule(number=st.integers(0, 999))
+    def cancel(self, number: int) -> None:
+        if (id := self._id(number)) is not None:
+            assert self._real(self._queue.cancel(id)) == self._model(self._memory.cancel(self._ids[id]))
+
+    @rule(number=st.integers(0, 999))
+    def retry(self, number: int) -> None:
+        if (id := self._id(number)) is not None:
+            model = self._ids[id]
+            seen = self._seen(self._real(self._queue.retry(id)))
+            assert seen == self._seen(self._model(self._memory.retry(model)), model)
+
+    @rule(number=st.integers(0, 999), queue=st.none() | QUEUES, priority=st.none() | PRIORITIES)
+    def move(self, number: int, queue: str | None, priority: int | None) -> None:
+        if (id := self._id(number)) is not None:
+            real = self._real(self._queue.move(id, queue=queue, priority=priority))
+            assert real == self._model(self._memory.move(self._ids[id], queue=queue, priority=priority))
+
+    @rule(queue=QUEUES)
+    def pause(self, queue: str) -> None:
+        self._real(self._queue.pause_queue(queue, None))
+        self._model(self._memory.pause_queue(queue, None))
+
+    @rule(queue=QUEUES)
+    def resume(self, queue: str) -> None:
+        self._real(self._queue.resume_queue(queue))
+        self._model(self._memory.resume_queue(queue))
+
+    @rule()
+    def rotate(self) -> None:
+        self._real(self._queue.rotate())
+        self._real(self._queue.publish())
+
+    # reads
+
+    @rule(number=st.integers(0, 999))
+    def get_job(self, number: int) -> None:
+        if (id := self._id(number)) is not None:
+            model = self._ids[id]
+            seen = self._seen(self._real(self._queue.get_job(id)))
+            assert seen == self._seen(self._model(self._memory.get_job(model)), model)
+
+    @rule(state=st.none() | st.sampled_from(JobState), kind=st.none() | st.just("k"), queue=st.none() | QUEUES)
+    def list_jobs(self, state: JobState | None, kind: str | None, queue: str | None) -> None:
+        wanted = JobFilter(state=state, kind=kind, queue=queue, limit=1000)
+        real = self._real(self._queue.list_jobs(wanted))
+        assert [row.id for row in real] == sorted((row.id for row in real), reverse=True)
+        model = self._model(self._memory.list_jobs(wanted))
+        key = lambda row: row[0]  # noqa: E731
+        assert sorted(map(self._seen, real), key=key) == sorted((self._seen(m, m.id) for m in model), key=key)
+
+    @invariant()
+    def stats(self) -> None:
+        real, model = (
+            [
+                (
+                    s.queue,
+                    s.scheduled,
+                    s.available,
+                    s.running,
+                    s.completed,
+                    s.retryable,
+                    s.failed,
+                    s.cancelled,
+                    s.paused,
+                )
+                for s in stats
+                if any((s.scheduled, s.available, s.running, s.completed, s.retryable, s.failed, s.cancelled, s.paused))
+            ]
+            for stats in (self._real(self._queue.queue_stats()), self._model(self._memory.queue_stats()))
+        )
+        assert real == model
+
+
+@pytest.fixture(scope="module")
+def migrated(module_database: str) -> str:
+    with psycopg.connect(module_database, autocommit=True) as connection:
+        connection.execute(script().encode())
+    return module_database
+
+
+@pytest.mark.timeout(600)
+def test_queue_storage_answers_as_the_model_does(migrated: str) -> None:
+    class OnThisServer(Machine):
+        dsn = migrated
+
+    run_state_machine_as_test(
+        OnThisServer,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+            derandomize="AWA_MODEL_EXAMPLES" not in os.environ,
+            database=None,
+        ),
+    )
