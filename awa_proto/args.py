@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass
 from decimal import Decimal
 from functools import cache
-from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Final, NoReturn, Protocol, TypeAlias, TypeVar, cast
 
 import pydantic
 import pydantic_core
@@ -79,15 +79,16 @@ def encode(args: JobArgs) -> str:
     Raises ValidationError for what is no args at all, SerializationError for what JSON, PostgreSQL or the declared
     types cannot hold; both name the place.
     """
-    args_type = type(args)
-    if args_type is dict:
-        return _mapping(args)  # type: ignore[arg-type]
-    if hasattr(args_type, "__dataclass_fields__") or isinstance(args, BaseModel):  # the cheaper question first
-        return _codec(args_type).encode(args)
-    if isinstance(args, Mapping):
-        return _mapping(dict(args))
-    found = f"the class {args.__name__}" if isinstance(args, type) else f"a value of type {args_type.__name__}"
-    raise ValidationError("args", f"a dataclass instance, a pydantic model or a mapping is needed, not {found}")
+    return encoder(type(args))(args)
+
+
+def encoder(args_type: type[Any]) -> Callable[[Any], str]:
+    """What writes args of exactly this type, as `encode` does; to be asked for once a batch."""
+    if hasattr(args_type, "__dataclass_fields__") or issubclass(args_type, BaseModel):  # the cheaper question first
+        return _codec(args_type).encode
+    if issubclass(args_type, Mapping):
+        return _mapping
+    return _no_args
 
 
 def decoder(args_type: type[Any] | None) -> Callable[[str], Any]:
@@ -216,11 +217,16 @@ def _is_finite(schema: object) -> bool:
             return True
 
 
-def _mapping(args: dict[Any, Any]) -> str:
+def _no_args(args: object) -> NoReturn:
+    found = f"the class {args.__name__}" if isinstance(args, type) else f"a value of type {type(args).__name__}"
+    raise ValidationError("args", f"a dataclass instance, a pydantic model or a mapping is needed, not {found}")
+
+
+def _mapping(args: Mapping[Any, Any]) -> str:
     for key in args:
         if not isinstance(key, str):
             raise SerializationError("args", f"the key {key!r} is not text")
-    text = to_text("args", args)
+    text = to_text("args", args if type(args) is dict else dict(args))
     decode_object(text)
     return text
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 from awa_proto.args import JobArgs
 from awa_proto.errors import SerializationError, ValidationError
@@ -31,19 +30,20 @@ class Intake:
         if isinstance(args, EnqueueRequest):
             return self.one(args.args, {**options, **args.options})
         checked = Options.of(options)
-        return self._noticed(checked.new_job(args, self._tasks)), checked.notify
+        return self._maker(checked)(args), checked.notify
 
     def many(self, jobs: Iterable[JobArgs | EnqueueRequest], options: InsertOpts) -> tuple[list[NewJob], bool]:
         """The jobs of a batch, and whether workers are to be told. A ValidationError names the job: `jobs[3].args`."""
         common = Options.of(options)
         wake = False
+        make = self._maker(common)
         new: list[NewJob] = []
         for index, job in enumerate(self.listed(jobs)):
             try:
                 if isinstance(job, EnqueueRequest):
                     made, wants = self.one(job, options)
                 else:
-                    made, wants = self._noticed(common.new_job(job, self._tasks)), common.notify
+                    made, wants = make(job), common.notify
             except ValidationError as error:
                 raise _of_job(index, error) from error
             new.append(made)
@@ -58,17 +58,34 @@ class Intake:
 
     def on_the_way(self, given: Sequence[JobArgs], options: Options) -> Iterable[NewJob]:
         """The jobs of a batch that are all due, each made when it is asked for, as often as it is gone through."""
-        return _OnTheWay(lambda: map(self._made, enumerate(given), repeat(options)))
 
-    def _made(self, numbered: tuple[int, JobArgs], options: Options) -> NewJob:
-        try:
-            return self._noticed(options.new_job(numbered[1], self._tasks))
-        except ValidationError as error:
-            raise _of_job(numbered[0], error) from error
+        def begin() -> Iterator[NewJob]:
+            make = self._maker(options)
+            for index, job in enumerate(given):
+                try:
+                    yield make(job)
+                except ValidationError as error:
+                    raise _of_job(index, error) from error
+
+        return _OnTheWay(begin)
+
+    def _maker(self, options: Options) -> Callable[[JobArgs], NewJob]:
+        """What makes the jobs of a batch: the options are checked, and what depends on a type is looked up once."""
+        makers: dict[type, Callable[[JobArgs], NewJob]] = {}
+
+        def make(args: JobArgs) -> NewJob:
+            args_type = type(args)
+            maker = makers.get(args_type)
+            if maker is None:
+                maker = makers[args_type] = options.maker(args_type, self._tasks)
+            job = maker(args)
+            return job if len(job.args) * 4 <= LARGE_ARGS_BYTES else self._noticed(job)
+
+        return make
 
     def _noticed(self, job: NewJob) -> NewJob:
         """The job, after a warning when its args are large: once for each kind."""
-        if len(job.args) * 4 > LARGE_ARGS_BYTES and job.kind not in self._large:
+        if job.kind not in self._large:
             size = len(job.args.encode())
             if size > LARGE_ARGS_BYTES:
                 self._large.add(job.kind)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
 from typing import Any, Final, TypedDict
 
 from awa_proto import args as args_
@@ -156,25 +155,32 @@ class Options:
 
         tasks: the known kinds: their queues, and what they must be able to read. Raises ValidationError.
         """
-        args_type = type(args)
-        text = args_.encode(args)
-        kind = self.kind or _kind_of(args)
-        queue = self.queue
+        return self.maker(type(args), tasks)(args)
+
+    def maker(self, args_type: type[Any], tasks: Mapping[str, Task]) -> Callable[[Any], NewJob]:
+        """What makes the jobs of args of exactly this type. A batch asks once for each type it holds."""
+        encode = args_.encoder(args_type)
+        if issubclass(args_type, Mapping):
+            return lambda args: self._job(args_type, self.kind or _kind_in(args), encode, tasks)(args)
+        return self._job(args_type, self.kind or name("kind", args_.kind_of(args_type)), encode, tasks)
+
+    def _job(
+        self, args_type: type[Any], kind: str, encode: Callable[[Any], str], tasks: Mapping[str, Task]
+    ) -> Callable[[Any], NewJob]:
         task = tasks.get(kind)
-        if task is not None:
-            queue = queue or task.queue
-            if task.args_type is not None and task.args_type is not args_type:
-                task.decode(text)
-        return NewJob(
-            kind,
-            queue or DEFAULT_QUEUE,
-            text,
-            self.priority,
-            self.max_attempts,
-            self.run_at,
-            self.extra,
-            self.ordering,
-        )
+        queue = self.queue or (task and task.queue) or DEFAULT_QUEUE
+        reads = task.decode if task is not None and task.args_type not in {None, args_type} else None
+        priority, max_attempts, run_at, extra, ordering = (
+            self.priority, self.max_attempts, self.run_at, self.extra, self.ordering
+        )  # fmt: skip
+
+        def make(args: Any) -> NewJob:
+            text = encode(args)
+            if reads is not None:
+                reads(text)
+            return NewJob(kind, queue, text, priority, max_attempts, run_at, extra, ordering)
+
+        return make
 
 
 def name(field: str, value: object) -> str:
@@ -224,18 +230,11 @@ def instant(field: str, value: object) -> datetime | None:
         raise ValidationError(field, f"{value.isoformat()} is outside the years 1 … 9999 in UTC") from None
 
 
-def _kind_of(args: JobArgs) -> str:
-    if type(args) is not dict and not isinstance(args, Mapping):
-        return _kind_of_class(type(args))
+def _kind_in(args: Mapping[str, object]) -> str:
     kind = args_.kind_in(args)
     if kind is None:
         raise ValidationError("kind", 'a mapping needs kind=, or a key "kind" that is text')
     return name("kind", kind)
-
-
-@cache
-def _kind_of_class(args_type: type[JobArgs]) -> str:
-    return name("kind", args_.kind_of(args_type))
 
 
 def _deadline(value: Any) -> float:
