@@ -12,12 +12,11 @@ lists it, and the same flush may be sent again.
 from __future__ import annotations
 
 import heapq
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from awa_proto import extra as extras
 from awa_proto.errors import ValidationError
@@ -502,12 +501,11 @@ class MemoryStore:
         self._tables.deferred.discard(job.id)
 
     def _row(self, job: _Job) -> JobRow:
-        body: dict[str, Any] = extras.decode(job.extra)
         return JobRow(
             id=job.id,
             kind=job.kind,
             queue=job.queue,
-            args=json.loads(job.args),
+            args_json=job.args,
             state=job.state,
             priority=job.priority,
             attempt=job.attempt,
@@ -518,9 +516,7 @@ class MemoryStore:
             attempted_at=job.attempted_at,
             deadline_at=job.deadline_at,
             finalized_at=job.finalized_at,
-            errors=body.get("errors", []),
-            metadata=body.get("metadata", {}),
-            tags=body.get("tags", []),
+            extra_json=job.extra,
         )
 
 

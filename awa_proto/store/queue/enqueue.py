@@ -6,12 +6,10 @@ the order the jobs were given, so the order survives inside one lane.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from awa_proto import extra as extras
 from awa_proto.job import JobRow, JobState
 from awa_proto.plan import Copy, Op, Plan, Statement
 from awa_proto.store import NewJob
@@ -100,7 +98,8 @@ def insert(n: Names, jobs: Sequence[NewJob], notify: bool, random: Callable[[], 
             return []
         rows = yield statement
         ids, now, *_ = rows[0]
-        return _rows(jobs, ids, now.astimezone(UTC))
+        now = now.astimezone(UTC)
+        return [_row(job, id, now) for job, id in zip(jobs, ids, strict=True)]
 
     return Op("insert", plan)
 
@@ -130,22 +129,14 @@ def _insert_statement(n: Names, jobs: Sequence[NewJob], notify: bool, rotor: int
     )
 
 
-def _rows(jobs: Sequence[NewJob], ids: Sequence[int], now: datetime) -> list[JobRow]:
-    """The rows of a batch. Its args are read as one text, its rows made without keywords: a third of the time."""
-    every_args = json.loads(f"[{','.join([job.args for job in jobs])}]")
-    rows: list[JobRow] = []
-    for job, id, args in zip(jobs, ids, every_args, strict=True):
-        run_at, state = now, JobState.AVAILABLE
-        if job.run_at is not None:
-            run_at = job.run_at.astimezone(UTC)
-            state = JobState.AVAILABLE if run_at <= now else JobState.SCHEDULED
-        row = JobRow(id, job.kind, job.queue, args, state, job.priority, 0, 0, job.max_attempts, run_at, now)
-        if job.extra is not None:
-            body = extras.decode(job.extra)
-            row.metadata = body.get("metadata", {})
-            row.tags = body.get("tags", [])
-        rows.append(row)
-    return rows
+def _row(job: NewJob, id: int, now: datetime) -> JobRow:
+    run_at, state = now, JobState.AVAILABLE
+    if job.run_at is not None:
+        run_at = job.run_at.astimezone(UTC)
+        state = JobState.AVAILABLE if run_at <= now else JobState.SCHEDULED
+    row = JobRow(id, job.kind, job.queue, job.args, state, job.priority, 0, 0, job.max_attempts, run_at, now)
+    row.extra_json = job.extra
+    return row
 
 
 def copy(n: Names, jobs: Iterable[NewJob], notify: bool, random: Callable[[], float]) -> Op[int]:

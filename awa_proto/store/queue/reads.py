@@ -9,13 +9,11 @@ found by halving: about log2(claims of the lane) probes of the unique index.
 
 from __future__ import annotations
 
-import json
-from datetime import UTC, datetime
+from datetime import UTC
 from functools import lru_cache
 from itertools import chain
 from typing import Any
 
-from awa_proto import extra as extras
 from awa_proto.job import JobRow, JobState
 from awa_proto.plan import Op, Plan, Row, Rows, Statement
 from awa_proto.store import JobFilter, QueueStat
@@ -131,30 +129,25 @@ WHERE {where}
 
 def job_row(row: Row) -> JobRow:
     """A row of JOB as the row that users see."""
-    body = extras.decode(row[14])
+    id, kind, queue, args, state, priority, attempt, run_lease, max_attempts, *times, extra = row
+    run_at, created_at, attempted_at, deadline_at, finalized_at = (at and at.astimezone(UTC) for at in times)
     return JobRow(
-        id=row[0],
-        kind=row[1],
-        queue=row[2],
-        args=json.loads(row[3]),
-        state=_STATES[row[4]],
-        priority=row[5],
-        attempt=row[6],
-        run_lease=row[7],
-        max_attempts=row[8],
-        run_at=_utc(row[9]),
-        created_at=_utc(row[10]),
-        attempted_at=row[11] and _utc(row[11]),
-        deadline_at=row[12] and _utc(row[12]),
-        finalized_at=row[13] and _utc(row[13]),
-        errors=body.get("errors", []),
-        metadata=body.get("metadata", {}),
-        tags=body.get("tags", []),
+        id,
+        kind,
+        queue,
+        args,
+        _STATES[state],
+        priority,
+        attempt,
+        run_lease,
+        max_attempts,
+        run_at,
+        created_at,
+        attempted_at,
+        deadline_at,
+        finalized_at,
+        extra,
     )
-
-
-def _utc(at: datetime) -> datetime:
-    return at if at.tzinfo is UTC else at.astimezone(UTC)
 
 
 @lru_cache
