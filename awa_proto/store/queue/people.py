@@ -191,6 +191,6 @@ def retry(n: Names, id: int) -> Op[JobRow | None]:
 
     def plan() -> Plan[JobRow | None]:
         rows = yield Statement("retry", _retry_sql(n), (id,))
-        return job_row(rows[0]) if rows else None
+        return job_row(rows[0][:15]) if rows else None
 
     return Op("retry", plan)
