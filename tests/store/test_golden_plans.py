@@ -77,6 +77,7 @@ FATE = {"ready_job", "claims_lane", "closures_claim"}
 HOT: dict[str, tuple[Statement, set[str]]] = {
     "insert one": (_first(STORE.insert([NewJob("k", "q", "{}")])), set()),
     "insert many": (_first(STORE.insert([NewJob("k", "q", "{}")] * 3)), set()),
+    "insert mixed": (_first(STORE.insert([NewJob("k", "q", "{}"), NewJob("l", "r", "{}", 1)])), set()),
     "insert deferred": (_first(STORE.insert([NewJob("k", "q", "{}", run_at=NOW)] * 3)), set()),
     "claim from one segment": (_claim((0,)), CLAIM),
     "claim from two segments": (_claim((0, 1)), CLAIM),

@@ -87,17 +87,17 @@ async def _promote(a: Actor, w: _World) -> None:
 
 
 async def _meddle(a: Actor, w: _World) -> None:
-    """Cancel, move and retry, mostly what is new."""
-    while w.working:
+    """Cancel, move and retry, mostly what is new, until the last producer is done."""
+    while w.left:
         await asyncio.sleep(a.rng.random() * 0.004)
         if not w.jobs:
             continue
         id = a.rng.choice(w.jobs[-80:])
-        match a.rng.randint(0, 3 if w.left else 2):
-            case 0 if w.left:
+        match a.rng.randint(0, 3):
+            case 0:
                 answer = await a.surely(a.store.cancel(id))
                 w.cancelled[id] += answer in {Cancelled.CANCELLED, Cancelled.RUNNING}
-            case 1 if w.left:
+            case 1:
                 await a.surely(a.store.move(id, queue=a.rng.choice((None, *QUEUES)), priority=a.rng.randint(1, 4)))
             case _:
                 row = await a.surely(a.store.retry(id))
@@ -141,12 +141,14 @@ async def test_every_job_is_where_the_answers_say(migrated: str, seed: int) -> N
             async with actor(migrated, (seed, number)) as a:
                 await act(a, w)
 
-        cast = [_work, _work, _work, _promote, _promote, _meddle, _meddle, _read, _lead]
+        cast = [_work, _work, _work, _promote, _promote, _read, _lead]
         async with asyncio.TaskGroup() as group:
             for number, act in enumerate(cast):
                 group.create_task(as_actor(number, act))
-            producers = [group.create_task(as_actor(100 + n, _produce)) for n in range(3)]
-            await asyncio.wait(producers)
+            busy = [
+                group.create_task(as_actor(100 + n, act)) for n, act in enumerate([*[_produce] * 3, *[_meddle] * 2])
+            ]
+            await asyncio.wait(busy)
             while True:
                 stats = await first.surely(first.store.queue_stats())
                 if not sum(s.available + s.running + s.scheduled + s.retryable for s in stats):

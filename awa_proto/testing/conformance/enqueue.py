@@ -77,11 +77,12 @@ async def everything_of_a_job_is_kept_whether_it_comes_alone_in_a_batch_or_by_co
 
 
 async def a_copy_is_claimed_like_any_other_job(kit: Kit) -> None:
-    """In the order given."""
+    """In the order given, due ones now; due ones may also come from something that is no list."""
     given = [*jobs(300), *jobs(2, run_at=now() + HOUR), *jobs(3)]
-    assert await kit.run(kit.store.copy(iter(given))) == 305
+    assert await kit.run(kit.store.copy(given)) == 305
+    assert await kit.run(kit.store.copy(dict(enumerate(jobs(200))).values())) == 200
     attempts = await kit.claim(1000)
-    assert [a.args for a in attempts] == [job.args for job in given if job.run_at is None]
+    assert [a.args for a in attempts] == [job.args for job in [*given, *jobs(200)] if job.run_at is None]
     assert await kit.run(kit.store.copy([])) == 0
 
 

@@ -13,30 +13,17 @@ from awa_proto.store import Demand, JobFilter, NewJob, Ring, WorkerInfo
 from awa_proto.store.queue import QueueStore
 from awa_proto.testing.conformance.close import every_outcome_leaves_the_job_in_its_state
 from awa_proto.testing.conformance.kit import DatabaseKit, Kit, end, jobs, now, together
-from awa_proto.testing.conformance.people import (
-    a_job_nobody_runs_can_be_moved,
-    a_job_nobody_runs_is_cancelled_where_it_waits,
-)
-from awa_proto.testing.conformance.queues import stripes_share_a_queue_and_an_ordering_key_stays_in_one
+from awa_proto.testing.conformance.people import a_job_nobody_runs_can_be_moved
 from awa_proto.testing.conformance.reads import every_read_shows_a_job_in_its_state
 
 ODD_NAMES = (
-    'double"quote',
+    """a"b'c 100% %s %(a)s $$ $1 {schema} {schema_text};-- /*""",
     '"',
-    "it's",
-    "100%",
-    "%s %(a)s %1$s",
-    "ünï 日本",
-    "x" * 63,
-    "\N{ELEPHANT}" * 15 + "abc",
-    "dollar$$dollar",
-    "$1",
-    "{schema} {schema_text}",
-    "h.stripe",
-    "semi;colon -- /*",
     "back\\slash",
-    "Upper Case",
-    "select",
+    "x" * 63,
+    "ünï 日本 " + "\N{ELEPHANT}" * 12,
+    "h.stripe",
+    "Select",
 )
 """Names PostgreSQL can have and careless code cannot."""
 
@@ -147,13 +134,8 @@ async def any_schema_name_works(kit: DatabaseKit) -> None:
         await every_read_shows_a_job_in_its_state(other)
     other = store(kit, ODD_NAMES[0])
     assert len(await other.claim(queue="available 0")) == 1, "schemas disturb each other"
-    for scenario in (
-        every_outcome_leaves_the_job_in_its_state,
-        stripes_share_a_queue_and_an_ordering_key_stays_in_one,
-        a_job_nobody_runs_can_be_moved,
-        a_job_nobody_runs_is_cancelled_where_it_waits,
-    ):
-        name = f'"{scenario.__name__[:20]}%$$'
+    for number, scenario in enumerate((every_outcome_leaves_the_job_in_its_state, a_job_nobody_runs_can_be_moved)):
+        name = f"{number} {ODD_NAMES[0]}"
         await kit.run(migrate(name))
         await scenario(store(kit, name))
     async with kit.session() as session:
