@@ -31,9 +31,13 @@ def seconds(field: str, value: Seconds) -> float:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValidationError(field, f"a number of seconds or a timedelta is needed, not {type(value).__name__}")
-    if not math.isfinite(value) or not 0 <= value <= MAX_DELAY:
-        raise ValidationError(field, f"{value!r} is outside 0 … 100 years")
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.copysign(math.inf, value > 0 or -1)
+    if not 0 <= found <= MAX_DELAY:  # which nan is not either
+        raise ValidationError(field, f"{found:g} is outside 0 … 100 years")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,7 @@ def backoff(attempt: int, random: Callable[[], float]) -> float:
 def conclude(
     attempt: Attempt, ended: Returned | Raised | Ending, at: datetime, random: Callable[[], float]
 ) -> Transition:
-    """The transition of an attempt that ended.
+    """The transition of an attempt that ended. It raises nothing, whatever a handler returned or raised.
 
     ended: what the handler did, or RELEASED, DEADLINE when the machine ended it.
     at: now, in database time. random: floats in [0, 1).
@@ -152,12 +156,12 @@ def conclude(
     delay: float | None = None
     entry: dict[str, Any] = {}
     match ended:
-        case Returned(value=None | Completed()):
+        case Returned(value=None):
             return Transition(JobState.COMPLETED, attempt.attempt, at)
         case Returned(value=value):
             ending, delay, entry = _of_value(value)
         case Raised(error=error):
-            ending = Ending.TERMINAL if isinstance(error, TerminalError) else Ending.ERROR
+            ending = Ending.TERMINAL if issubclass(type(error), TerminalError) else Ending.ERROR
             entry = {"error": describe(error), "traceback": _traceback(error)}
         case Ending.DEADLINE:
             ending, entry = Ending.DEADLINE, {"error": "hard deadline exceeded"}
@@ -188,6 +192,8 @@ def conclude(
 def _of_value(value: object) -> tuple[Ending, float | None, dict[str, Any]]:
     try:
         match value:
+            case Completed():
+                return Ending.COMPLETED, None, {}
             case RetryAfter(delay=delay):
                 asked = seconds("RetryAfter.delay", delay)
                 return Ending.RETRY_AFTER, asked, {"error": "retry requested", "retry_after": asked}
@@ -197,30 +203,48 @@ def _of_value(value: object) -> tuple[Ending, float | None, dict[str, Any]]:
                 return Ending.CANCEL, None, {"error": clean(f"cancelled: {reason}")}
             case _:
                 may = "None, Completed, RetryAfter, Snooze or Cancel"
-                wrong = f"the handler returned {type(value).__name__}; it may return {may}"
+                wrong = f"the handler returned {_type_name(value)}; it may return {may}"
     except ValidationError as error:
         wrong = f"wrong return value: {error}"
-    return Ending.TERMINAL, None, {"error": wrong}
+    except Exception:  # noqa: BLE001  a property of a class of theirs may raise anything
+        wrong = f"the handler returned {_type_name(value)}, which cannot be looked at"
+    return Ending.TERMINAL, None, {"error": clean(wrong)}
 
 
 def describe(error: BaseException) -> str:
-    """`Type: message`, at most 8 KiB of UTF-8, with what a database cannot hold replaced."""
+    """`Type: message`, at most 8 KiB of UTF-8, with what a database cannot hold replaced. It raises nothing."""
+    name = _type_name(error)
     try:
-        message = str(error)
-    except Exception:  # noqa: BLE001  a broken __str__ must not cost the job its ending
+        message = clean(str(error))
+    except KeyboardInterrupt:  # meant for the process; no exception says this of itself
+        raise
+    except BaseException:  # noqa: BLE001  a broken __str__ must not cost the job its ending
         message = "(the message could not be made)"
-    return clean(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+    return clean(f"{name}: {message}" if message else name)
 
 
 def clean(text: str) -> str:
     """Text a database can hold: NUL and lone surrogates replaced, cut at 8 KiB."""
-    data = text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace")
+    kept = str.__getitem__(text, slice(MAX_ERROR_BYTES))  # a character has a byte at least; and of a subclass, the text
+    data = kept.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace")
     return data[:MAX_ERROR_BYTES].decode(errors="ignore")
 
 
 def _traceback(error: BaseException) -> str:
-    lines = "".join(traceback.format_exception(error)).splitlines()
-    return clean("\n".join(lines[-_TRACEBACK_LINES:]))
+    """The last lines of the traceback; of each exception only as many frames as could be among them."""
+    try:
+        lines = "".join(traceback.format_exception(error, limit=-_TRACEBACK_LINES)).splitlines()
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  broken __notes__, for one
+        return "(the traceback could not be made)"
+    return clean("\n".join(line[:MAX_ERROR_BYTES] for line in lines[-_TRACEBACK_LINES:]))
+
+
+def _type_name(value: object) -> str:
+    """The name of the type of a value, whatever its metaclass says it is called."""
+    name: str = vars(type)["__name__"].__get__(type(value))
+    return name
 
 
 def rfc3339(at: datetime) -> str:

@@ -1,9 +1,13 @@
 """The outcome matrix, row by row."""
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any, Never
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typing_extensions import override
 
 from awa_proto.errors import TerminalError
@@ -105,7 +109,11 @@ def test_a_wrong_return_value_fails_loudly(value: object) -> None:
     assert type(value).__name__ in got.entry["error"]
 
 
-@pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), MAX_DELAY * 1.01, "5", True, None])
+@pytest.mark.parametrize(
+    "delay",
+    [-1, float("nan"), float("inf"), MAX_DELAY * 1.01, "5", True, None]
+    + [pytest.param(n, id="huge") for n in (10**400, -(10**400), 10**5000)],  # no float; the last has no text either
+)
 @pytest.mark.parametrize("result", [RetryAfter, Snooze])
 def test_a_delay_out_of_range_is_a_wrong_return_value(result: type[RetryAfter] | type[Snooze], delay: float) -> None:
     got = end(Returned(result(delay)))
@@ -176,3 +184,127 @@ def test_only_the_last_lines_of_a_traceback_are_kept() -> None:
         lines = got.entry["traceback"].splitlines()
         assert len(lines) == 10
         assert lines[-1] == "ValueError: at the bottom"
+
+
+def _broken(*_: object) -> Never:
+    raise ValueError("broken on purpose")
+
+
+def _exits(*_: object) -> Never:
+    raise SystemExit
+
+
+_OBJECTS = ("__len__", "__bool__", "__getitem__", "__format__", "__str__", "encode", "replace")
+_Text: Any = type("_Text", (str,), dict.fromkeys(_OBJECTS, _broken))
+_Nameless: Any = type("_Nameless", (type,), {"__name__": property(_broken)})
+_BAD_MEMBERS: dict[str, list[Any]] = {
+    "__str__": [
+        _broken,
+        _exits,
+        lambda _: 5,
+        lambda _: _Text("a"),
+        lambda _: "\0\ud800" * 9999,
+        lambda _: "a\n" * 9999,
+    ],
+    "__repr__": [_broken, _exits, lambda _: 5, lambda _: _Text("a")],
+    "__notes__": [property(_broken), property(_exits), 5, [_Text("a"), 5], property(lambda _: ["\ud800" * 9999])],
+    "__cause__": [property(_broken), property(lambda self: self), 5],
+    "__context__": [property(_broken), property(lambda self: self)],
+    "__class__": [property(_broken), property(lambda _: int)],
+    "__traceback__": [property(_broken), 5],
+    "__getattribute__": [_broken],
+    "__eq__": [_broken],
+    "__hash__": [_broken, None],
+    "__bool__": [_broken],
+}
+_members = st.fixed_dictionaries({}, optional={name: st.sampled_from(bad) for name, bad in _BAD_MEMBERS.items()})
+_bases = st.sampled_from([Exception, ValueError, KeyError, SyntaxError, OSError, TerminalError, BaseException])
+
+
+def _error(members: dict[str, Any], base: type[BaseException], args: tuple[Any, ...], nameless: bool) -> BaseException:
+    metaclass = _Nameless if nameless else type
+    made: BaseException = metaclass("Bad" * 9, (base,), members)(*args)
+    return made
+
+
+def _chained(errors: list[BaseException], circle: bool) -> BaseException:
+    for outer, inner in zip(errors, errors[1:] + errors[:circle], strict=False):
+        vars(BaseException)["__cause__"].__set__(outer, inner)
+    return errors[0]
+
+
+def _grouped(errors: list[BaseException]) -> BaseException:
+    try:
+        return BaseExceptionGroup("\0", errors)
+    except (ValueError, TypeError):  # one whose __class__ is broken cannot be in a group
+        return errors[0]
+
+
+_errors = st.recursive(
+    st.builds(_error, _members, _bases, st.sampled_from([(), ("\0",), (5,)]), st.booleans()),
+    lambda inner: (
+        st.builds(_chained, st.lists(inner, min_size=1, max_size=4), st.booleans())
+        | st.builds(_grouped, st.lists(inner, min_size=1, max_size=4))
+    ),
+    max_leaves=6,
+)
+_ODD: list[Any] = [10**400, -(10**5000), timedelta.max, _Text("a"), object(), b"", float("nan"), Never, Exception]
+_odd = (
+    st.sampled_from(range(len(_ODD))).map(lambda number: _ODD[number])  # some of them have no repr
+    | st.floats()
+    | st.builds(lambda members: _Nameless("Odd", (), members)(), _members)
+    | st.builds(lambda members: type("Odd", (int,), members)(3), _members)
+    | _errors
+)
+_values = _odd | st.builds(
+    lambda result, value: result(value), st.sampled_from([RetryAfter, Snooze, Cancel]), _odd
+) | st.builds(
+    lambda base, bad: type("Mine", (base,), dict.fromkeys(("delay", "reason"), property(bad, lambda *_: None)))(1),
+    st.sampled_from([RetryAfter, Snooze, Cancel]),
+    st.sampled_from([_broken, lambda _: 5]),
+)  # fmt: skip
+
+
+@given(st.builds(Returned, _values) | st.builds(Raised, _errors), st.sampled_from([1, 3]))
+def test_whatever_a_handler_returns_or_raises_is_an_ending_that_a_database_can_hold(
+    ended: Returned | Raised, number: int
+) -> None:
+    got = end(ended, number)
+    if got.entry is not None:
+        written = json.dumps(got.entry, ensure_ascii=False, allow_nan=False).encode()
+        assert b"\\u0000" not in written
+        assert all(len(text.encode()) <= MAX_ERROR_BYTES for text in got.entry.values() if isinstance(text, str))
+
+
+def _looped() -> BaseException:
+    error = ValueError("round and round")
+    error.__cause__ = KeyError("and")
+    error.__cause__.__cause__ = error
+    return error
+
+
+def _deep_group() -> BaseException:
+    error: Exception = ValueError("at the bottom")
+    for _ in range(3000):
+        error = ExceptionGroup[Exception]("more", [error])
+    return error
+
+
+def _recursion() -> BaseException:
+    def down() -> None:
+        down()
+
+    try:
+        down()
+    except RecursionError as error:
+        return error
+    raise AssertionError
+
+
+@pytest.mark.parametrize("make", [_looped, _deep_group, _recursion])
+def test_an_odd_shape_of_exceptions_is_told_like_any_other(make: Callable[[], BaseException]) -> None:
+    error = make()
+    entry = end(Raised(error)).entry
+    assert entry is not None
+    assert entry["error"].startswith(type(error).__name__)
+    assert 1 <= len(entry["traceback"].splitlines()) <= 10
