@@ -34,6 +34,7 @@ from awa_proto.driving.awaited import bind
 from awa_proto.dsn import check_dsn
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.operations import Operations
+from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Row, Value
 from awa_proto.worker.config import QueueConfig
 from awa_proto.worker.events import StartJob
@@ -153,14 +154,14 @@ class Client(Tasks):
         return Transaction(self.operations, self._database().transaction())
 
     def worker(
-        self, queues: Mapping[str, int | QueueConfig], /, *, poll_interval: float = 2.0, grace: float = 30.0
+        self, queues: Mapping[str, int | QueueConfig], /, *, poll_interval: Seconds = 2.0, grace: Seconds = 30.0
     ) -> Worker:
         """A worker for these queues: `async with client.worker({"email": 10}) as worker`. Leaving stops it gracefully.
 
         Args:
             queues: For each queue how many handlers may run at the same time, or a QueueConfig.
-            poll_interval: Seconds after which an idle worker looks for jobs although it was not notified.
-            grace: Seconds that running handlers get at a stop before they are cancelled.
+            poll_interval: Seconds (or a timedelta) after which an idle worker looks for jobs although it was not notified.
+            grace: Seconds (or a timedelta) that running handlers get at a stop before they are cancelled.
 
         Raises:
             ValidationError: Naming the setting and its limit.
@@ -178,12 +179,12 @@ class Client(Tasks):
             self._database(),
             channel=self._application.store.channel,
             new_job=self._job_maker(),
-            grace=grace,
+            grace=config.grace,
             capacity=sum(queue.max_workers for queue in config.queues.values()),
         )
 
     async def run(
-        self, queues: Mapping[str, int | QueueConfig], /, *, poll_interval: float = 2.0, grace: float = 30.0
+        self, queues: Mapping[str, int | QueueConfig], /, *, poll_interval: Seconds = 2.0, grace: Seconds = 30.0
     ) -> None:
         """Work until SIGTERM or SIGINT, which stop gracefully; a second one stops with no grace.
 

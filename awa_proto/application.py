@@ -7,7 +7,8 @@ from typing import Any
 
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.operations import Operations
-from awa_proto.options import text
+from awa_proto.options import positive_seconds, text
+from awa_proto.outcome import Seconds, seconds
 from awa_proto.registry import Registry
 from awa_proto.schema import quoted
 from awa_proto.store.queue import QueueStore
@@ -40,8 +41,8 @@ class Application:
         self,
         queues: Mapping[str, int | QueueConfig],
         *,
-        poll_interval: float,
-        grace: float,
+        poll_interval: Seconds,
+        grace: Seconds,
         hostname: str,
         pid: int,
     ) -> WorkerConfig:
@@ -54,8 +55,8 @@ class Application:
                 name: served if isinstance(served, QueueConfig) else QueueConfig(served)
                 for name, served in queues.items()
             },
-            poll_interval=poll_interval,
-            grace=grace,
+            poll_interval=positive_seconds("poll_interval", poll_interval),
+            grace=seconds("grace", grace),
             hostname=hostname,
             pid=pid,
             version=VERSION,

@@ -144,7 +144,7 @@ class Options:
             extra=extra.encode(
                 metadata=_metadata(get("metadata")),
                 tags=_tags(get("tags", ())),
-                deadline=None if deadline is None else _deadline(deadline),
+                deadline=None if deadline is None else positive_seconds("deadline_duration", deadline),
             ),
             ordering=_ordering(get("ordering_key")),
             notify=notify,
@@ -214,6 +214,14 @@ def whole(field: str, value: object, least: int, most: int) -> int:
     return int(value)
 
 
+def positive_seconds(field: str, value: object) -> float:
+    """A duration as seconds, up to a hundred years; none at all is refused."""
+    found = seconds(field, value)
+    if found == 0:
+        raise ValidationError(field, "0 seconds is no time at all")
+    return found
+
+
 def instant(field: str, value: object) -> datetime | None:
     """An aware datetime, in UTC; None stays None."""
     if value is None:
@@ -235,13 +243,6 @@ def _kind_in(args: Mapping[str, object]) -> str:
     if kind is None:
         raise ValidationError("kind", 'a mapping needs kind=, or a key "kind" that is text')
     return name("kind", kind)
-
-
-def _deadline(value: Any) -> float:
-    checked = seconds("deadline_duration", value)
-    if checked == 0:
-        raise ValidationError("deadline_duration", "0 seconds is no time to run in; leave it out for no deadline")
-    return checked
 
 
 def _metadata(value: object) -> dict[str, Any] | None:

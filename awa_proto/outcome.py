@@ -25,7 +25,7 @@ MAX_ERROR_BYTES: Final = 8192
 _TRACEBACK_LINES = 10
 
 
-def seconds(field: str, value: Seconds) -> float:
+def seconds(field: str, value: object) -> float:
     """A duration as seconds, checked: finite, 0 to a hundred years. Raises ValidationError."""
     if isinstance(value, timedelta):
         value = value.total_seconds()

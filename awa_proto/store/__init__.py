@@ -7,7 +7,7 @@ plain data, the same for every engine.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -180,7 +180,6 @@ class WorkerInfo:
     hostname: str = ""
     pid: int = 0
     version: str = ""
-    info: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Store(Protocol):

@@ -4,39 +4,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Final
 
 from awa_proto.errors import ConfigurationError, ValidationError
+from awa_proto.options import name, positive_seconds, whole
+from awa_proto.outcome import MAX_DELAY, Seconds, seconds
+
+MAX_WORKERS: Final = 100_000
+"""Most handlers of one queue at the same time in one worker."""
+MAX_RATE: Final = 1e9
+MIN_RATE: Final = 1 / MAX_DELAY
+"""Jobs a second: from one in a hundred years."""
+MIN_AGING: Final = 0.001
+"""Least seconds for a priority, so that dividing the wait of years by them stays a number."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class QueueConfig:
-    """How a worker serves one queue.
+    """How a worker serves one queue. What is given as a timedelta is kept as seconds.
 
-    max_workers: most handlers of this queue at the same time in this worker, from 1.
+    max_workers: most handlers of this queue at the same time in this worker, 1 to 100,000.
     rate_limit: (jobs a second, burst) that this worker starts at most; a bare number has a burst of one second's worth.
-    deadline: seconds an attempt may take unless the job says otherwise; None for no limit.
-    aging: seconds of waiting that lift a job by one priority; 0 for never.
+    deadline: seconds (or a timedelta) an attempt may take unless the job says otherwise; None for no limit.
+    aging: seconds (or a timedelta) of waiting that lift a job by one priority; 0 for never.
+
+    Raises ValidationError naming the setting and its limit.
     """
 
-    max_workers: int = 50
-    rate_limit: float | tuple[float, int] | None = None
-    deadline: float | None = None
-    aging: float = 60.0
+    max_workers: int
+    rate_limit: float | tuple[float, int] | None
+    deadline: float | None
+    aging: float
 
-    def __post_init__(self) -> None:
-        workers: object = self.max_workers  # whatever the caller passed
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise ValidationError("max_workers", f"{self.max_workers!r} is not a whole number from 1")
-        rate, burst = self.rate
-        if not (math.isfinite(rate) and rate > 0) and self.rate_limit is not None:
-            raise ValidationError("rate_limit", f"{rate!r} jobs a second is not a finite number above 0")
-        if burst < 1:
-            raise ValidationError("rate_limit", f"a burst of {burst!r} is below 1")
-        if self.deadline is not None and not (math.isfinite(self.deadline) and self.deadline > 0):
-            raise ValidationError("deadline", f"{self.deadline!r} seconds is not a finite number above 0")
-        if not math.isfinite(self.aging) or self.aging < 0:
-            raise ValidationError("aging", f"{self.aging!r} seconds is not a finite number from 0")
+    def __init__(
+        self,
+        max_workers: int = 50,
+        rate_limit: float | tuple[float, int] | None = None,
+        deadline: Seconds | None = None,
+        aging: Seconds = 60.0,
+    ) -> None:
+        keep = object.__setattr__
+        keep(self, "max_workers", whole("max_workers", max_workers, 1, MAX_WORKERS))
+        keep(self, "rate_limit", _rate_limit(rate_limit))
+        keep(self, "deadline", None if deadline is None else positive_seconds("deadline", deadline))
+        keep(self, "aging", _aging(aging))
 
     @property
     def rate(self) -> tuple[float, int]:
@@ -47,7 +59,7 @@ class QueueConfig:
             case (rate, burst):
                 return rate, burst
             case rate:
-                return rate, max(1, math.ceil(rate) if math.isfinite(rate) else 1)
+                return rate, max(1, math.ceil(rate))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +79,42 @@ class WorkerConfig:
     hostname: str = ""
     pid: int = 0
     version: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
+        keep = object.__setattr__
+        keep(self, "queues", {name("queue", queue): config for queue, config in self.queues.items()})
         if not self.queues:
             raise ConfigurationError("a worker needs at least one queue")
-        for queue in self.queues:
-            if not queue or len(queue) > 200:
-                raise ValidationError("queue", f"{queue[:40]!r} is empty or longer than 200 characters")
-        if not (math.isfinite(self.poll_interval) and self.poll_interval > 0):
-            raise ValidationError("poll_interval", f"{self.poll_interval!r} seconds is not a finite number above 0")
-        if not math.isfinite(self.grace) or self.grace < 0:
-            raise ValidationError("grace", f"{self.grace!r} seconds is not a finite number from 0")
+        keep(self, "poll_interval", positive_seconds("poll_interval", self.poll_interval))
+        keep(self, "grace", seconds("grace", self.grace))
+
+
+def _aging(value: Seconds) -> float:
+    found = seconds("aging", value)
+    if 0 < found < MIN_AGING:
+        raise ValidationError("aging", f"{found:g} seconds are below {MIN_AGING}; 0 is for never")
+    return found
+
+
+def _rate_limit(value: object) -> float | tuple[float, int] | None:
+    match value:
+        case None:
+            return None
+        case tuple() | list():
+            if len(value) != 2:
+                raise ValidationError("rate_limit", f"(jobs a second, burst) is a pair, not {len(value)} values")
+            return _rate(value[0]), whole("rate_limit", value[1], 1, int(MAX_RATE))
+        case _:
+            return _rate(value)
+
+
+def _rate(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValidationError("rate_limit", f"a number of jobs a second is needed, not {type(value).__name__}")
+    if not MIN_RATE <= value <= MAX_RATE:  # which nan is not either
+        raise ValidationError("rate_limit", f"{_shown(value)} jobs a second are outside {MIN_RATE:.2g} … {MAX_RATE:g}")
+    return float(value)
+
+
+def _shown(number: float) -> str:
+    return f"{number:g}" if not isinstance(number, int) or abs(number) < 10**20 else "so many"

@@ -101,7 +101,7 @@ class Lifecycle:
     def register(self) -> None:
         """The timer: try (again)."""
         config = self._context.config
-        worker = WorkerInfo(tuple(config.queues), config.hostname, config.pid, config.version, config.labels)
+        worker = WorkerInfo(tuple(config.queues), config.hostname, config.pid, config.version)
         self._context.lanes.run(
             Lane.MAINTENANCE, self._context.store.register(worker), self._registered, self._not_registered
         )

@@ -66,7 +66,7 @@ REFUSED = [
     ("run_at", "2026-01-01", "a datetime is needed, not str"),
     ("run_at", datetime.min.replace(tzinfo=timezone(timedelta(hours=1))), "years 1 … 9999"),
     ("run_at", datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))), "years 1 … 9999"),
-    ("deadline_duration", 0, "0 seconds"),
+    ("deadline_duration", 0, "0 seconds is no time"),
     ("deadline_duration", -1, "outside 0 … 100 years"),
     ("deadline_duration", math.nan, "outside"),
     ("deadline_duration", math.inf, "outside"),
