@@ -33,12 +33,21 @@ class Statement:
     """One SQL statement.
 
     name: stable, the same for the same text: the key of prepared statements, metrics, spans and golden plans.
-    sql: constant per name, placeholders `$1`, each with an explicit cast, so that every adapter encodes it alike.
+    sql: constant per name, placeholders `$1`, each with an explicit cast, so that every adapter encodes it alike; the
+        cast is never to json or jsonb itself (`$1::text::json`), since a user's own connection may encode those by itself.
+    prepare: whether the server is to keep it prepared. Not what runs once for a connection, nor SQL of a user's own,
+        whose texts have no end and would push ours out.
     """
 
     name: str
     sql: str
     params: tuple[Value, ...] = ()
+    prepare: bool = True
+
+
+def users_own(sql: str, params: tuple[Value, ...]) -> Statement:
+    """A statement that a user wrote, in a transaction of ours."""
+    return Statement("user", sql, params, prepare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class Demand:
     """How much one queue of a worker wants.
 
     stripe: which part of the queue is asked. wanted: most jobs. aging: seconds of waiting that lift a job by one
-    priority, 0 for never. deadline: seconds an attempt may take, or None.
+    priority, 0 for never. deadline: seconds an attempt may take, or None. insist: ask even if somebody seems to be at it.
     """
 
     queue: str
@@ -79,6 +79,7 @@ class Demand:
     stripe: int = 0
     aging: float = 60.0
     deadline: float | None = None
+    insist: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +121,13 @@ class Promoted:
 
     count: how many were moved. queues: the queues they went to.
     due_in: seconds until the next one is due, None when none is waiting; 0 when more are due already.
+    until: the latest moment that one of them was due, None when none was.
     """
 
     count: int
     queues: frozenset[str] = frozenset()
     due_in: float | None = None
+    until: datetime | None = None
 
 
 class Cancelled(StrEnum):
@@ -223,12 +226,22 @@ class Store(Protocol):
         """
         ...
 
-    def promote(self, limit: int) -> Op[Promoted]:
-        """Make due deferred jobs available, at most `limit`."""
+    def promote(self, limit: int, since: datetime | None = None) -> Op[Promoted]:
+        """Make due deferred jobs available, at most `limit`.
+
+        since: look only at jobs that are due at that moment or later; None for all.
+        """
         ...
 
-    def announce(self, queues: Sequence[str]) -> Op[None]:
-        """Say on this (listening) connection that its worker goes to sleep and wants to be woken for these queues."""
+    def replan(self) -> Op[None]:
+        """Let the plans of this connection's statements be made anew: they may be of a time when a log was empty."""
+        ...
+
+    def announce(self, queues: Sequence[str], held: Sequence[str] = ()) -> Op[None]:
+        """Say on this (listening) connection that its worker sleeps and wants to be woken for these queues, and no others.
+
+        held: what is announced on this connection already.
+        """
         ...
 
     def withdraw(self) -> Op[None]:

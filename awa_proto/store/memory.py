@@ -140,7 +140,7 @@ class MemoryStore:
             self._listening.is_open = False
             self._listening.asleep = frozenset()
 
-    def announce(self, queues: Sequence[str]) -> Op[None]:
+    def announce(self, queues: Sequence[str], held: Sequence[str] = ()) -> Op[None]:  # noqa: ARG002  it knows
         """Say that this worker sleeps and wants to be woken for these queues."""
         return _op("announce", lambda: self._sleep(frozenset(queues)), safe_to_retry=True)
 
@@ -313,7 +313,11 @@ class MemoryStore:
             self._wake({job.queue})
         return Verdict.ACCEPTED
 
-    def promote(self, limit: int) -> Op[Promoted]:
+    def replan(self) -> Op[None]:
+        """There are no plans."""
+        return _op("replan", lambda: None, safe_to_retry=True)
+
+    def promote(self, limit: int, since: datetime | None = None) -> Op[Promoted]:
         """Make due deferred jobs available, at most `limit`."""
 
         def act() -> Promoted:
@@ -321,14 +325,15 @@ class MemoryStore:
             waiting = sorted(
                 (self._tables.jobs[job_id] for job_id in self._tables.deferred), key=lambda job: (job.run_at, job.id)
             )
-            due = [job for job in waiting if job.run_at <= now][:limit]
+            due = [job for job in waiting if job.run_at <= now and (since is None or job.run_at >= since)][:limit]
             for job in due:
                 self._move_to(job, JobState.AVAILABLE, now)
             queues = frozenset(job.queue for job in due)
             self._wake(queues)
-            rest = waiting[len(due) :]
+            rest = [job for job in waiting if job.run_at > now]
             due_in = max(0.0, (rest[0].run_at - now).total_seconds()) if rest else None
-            return Promoted(len(due), queues, 0.0 if len(due) >= limit else due_in)
+            until = max((job.run_at for job in due), default=None)
+            return Promoted(len(due), queues, 0.0 if len(due) >= limit else due_in, until)
 
         return _op("promote", act, safe_to_retry=True)
 

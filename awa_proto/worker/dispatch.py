@@ -2,6 +2,11 @@
 
 A job that is claimed waits in the buffer of its queue for a slot; a slot is free when a handler ended, before its
 result is written. Unwritten results are bounded: at the bound neither claims nor starts happen until a flush comes back.
+
+A claim that failed       | what happens then
+--------------------------|-------------------------------------------------------------------------
+the database is away      | all claims wait: 0.1 s, doubling to 10 s
+refused, or a lock is held| its queues are asked one by one, and only the one that is at fault waits
 """
 
 from __future__ import annotations
@@ -30,6 +35,8 @@ PATIENCE: Final = 1.0
 """Seconds a buffer may stand still. Then its jobs go back: another worker may be idle."""
 _SLOW, _ADVANCE_EVERY = 0.02, 10.0
 """An empty claim that took so long walked over rows it could not take; the next one moves past them, not too often."""
+_OF_A_QUEUE = frozenset({Failure.BUSY, Failure.REFUSED, Failure.TIMED_OUT})
+"""Failures that one queue may cause, for example by a transaction of somebody that holds the turn of a lane."""
 
 
 class UnknownJobKind(errors.UnknownJobKind, TerminalError):
@@ -48,8 +55,28 @@ class Dispatcher:
     """
 
     __slots__ = (
-        "_advance", "_advanced_at", "_asked", "_backoff", "_bound", "_context", "_fastest", "_finalizer", "_hold",
-        "_instance", "_out", "_overdue", "_running", "_sent_at", "_tasks", "is_open", "queues", "ring", "version",
+        "_advance",
+        "_advanced_at",
+        "_apart",
+        "_asked",
+        "_backoff",
+        "_bound",
+        "_cancelled",
+        "_context",
+        "_fastest",
+        "_finalizer",
+        "_hold",
+        "_instance",
+        "_out",
+        "_overdue",
+        "_running",
+        "_sent_at",
+        "_tasks",
+        "_turn_apart",
+        "is_open",
+        "queues",
+        "ring",
+        "version",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +97,9 @@ class Dispatcher:
         self._backoff = Backoff(0.1, 10.0, context.random)
         self._hold = -math.inf
         self._asked: list[ServedQueue] = []
+        self._apart: dict[str, Backoff] = {}
+        self._turn_apart = False
+        self._cancelled: set[Fence] = set()
         self._overdue: set[Fence] = set()
         self._sent_at = 0.0
         self._fastest = math.inf
@@ -108,7 +138,7 @@ class Dispatcher:
         for queue in self.queues.values():
             if queue.buffer and queue.running < queue.slots:
                 self._start(queue, now)
-        if not self._asked:
+        if not self._asked and not self._context.lanes.is_busy(Lane.CLAIM):
             self._claim(now)
 
     # claims
@@ -131,10 +161,9 @@ class Dispatcher:
             return
         timers.cancel(Timer.CLAIM)
         demands: list[Demand] = []
-        for queue in self.queues.values():
-            if queue.is_due(now):
-                demands += queue.ask(now)
-                self._asked.append(queue)
+        for queue in self._due(now):
+            demands += queue.ask(now)
+            self._asked.append(queue)
         advance = self._advance
         if advance:
             self._advance = False
@@ -147,8 +176,24 @@ class Dispatcher:
             self._claim_failed,
         )
 
+    def _due(self, now: float) -> list[ServedQueue]:
+        """The queues a claim made now asks: all that are due, but each by itself of those that were part of a failure."""
+        due = [queue for queue in self.queues.values() if queue.is_due(now)]
+        if not self._apart:
+            return due
+        together = [queue for queue in due if queue.name not in self._apart]
+        if together and not self._turn_apart:
+            self._turn_apart = True
+            return together
+        self._turn_apart = False
+        apart = [queue for queue in due if queue.name in self._apart]
+        return [min(apart, key=lambda queue: queue.asked_at)] if apart else together
+
     def _claimed(self, claimed: Claimed, now: float) -> None:
         asked, self._asked = self._asked, []
+        for queue in asked if self._apart else ():
+            if self._apart.pop(queue.name, None):
+                self._context.report.recovered(f"queue held up: {queue.name}", f"queue {queue.name} is claimed again")
         context = self._context
         context.clock.learn(claimed.now, now)
         self._backoff.reset()
@@ -161,6 +206,7 @@ class Dispatcher:
             queue.answered(len(mine), again=queue.name in again, now=now)
             if mine:
                 self._take(queue, mine, now)
+        self._cancelled.clear()
         took = now - self._sent_at
         self._fastest = min(self._fastest, took)
         if (
@@ -176,6 +222,8 @@ class Dispatcher:
             for attempt in attempts:
                 self._finalizer.add(attempt, Ending.RELEASED, now)
             return
+        if self._cancelled:
+            attempts = [a for a in attempts if (a.id, a.run_lease) not in self._cancelled]
         if not queue.buffer:
             queue.moved_at = now
             self._watch_buffers(now)
@@ -189,11 +237,30 @@ class Dispatcher:
     def _claim_failed(self, error: DatabaseError, now: float) -> None:
         asked, self._asked = self._asked, []
         unknown = error.failure is Failure.OUTCOME_UNKNOWN
+        self._cancelled.clear()
         for queue in asked:
             queue.claim_failed(nothing_came=not unknown)
+        if error.failure in _OF_A_QUEUE:
+            self._set_apart(asked, error, now)
+            return
         self._hold = now + self._backoff.next()
         self._context.last_error = error
         self._context.report.warn(now, "claim failed", "jobs could not be claimed; tried again", error=str(error))
+
+    def _set_apart(self, asked: Sequence[ServedQueue], error: DatabaseError, now: float) -> None:
+        if len(asked) > 1:
+            for queue in asked:
+                self._apart.setdefault(queue.name, Backoff(0.1, 2.0, self._context.random))
+            return
+        (queue,) = asked
+        backoff = self._apart.setdefault(queue.name, Backoff(0.1, 2.0, self._context.random))
+        queue.wait_until(now + backoff.next())
+        self._context.last_error = error
+        if backoff.failures > 1:
+            self._context.report.warn(
+                now, f"queue held up: {queue.name}", f"queue {queue.name} cannot be claimed from; others go on",
+                error=str(error),
+            )  # fmt: skip
 
     # starts
 
@@ -262,6 +329,8 @@ class Dispatcher:
         if attempt is not None:
             self._out.append(CancelJob(attempt, Reason.CANCELLED))
             return
+        if self._asked:
+            self._cancelled.add(fence)  # it may be among what the claim under way brings
         for queue in self.queues.values():
             for attempt in queue.buffer:
                 if (attempt.id, attempt.run_lease) == fence:

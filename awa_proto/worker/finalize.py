@@ -5,7 +5,8 @@ One flush is under way at a time, and carries whatever gathered while the one be
 A flush that failed           | what happens to it
 ------------------------------|-----------------------------------------------------------------------------
 the database is away          | the lane waits (20 ms, doubling to 5 s), then the same batch, the same flush number
-rolled back, or a lock is held| that batch waits; others go on meanwhile
+a lock is held                | split by claim: only the one that somebody holds waits, others go on
+rolled back                   | that batch waits; others go on meanwhile
 refused                       | split in halves, until the bad attempt stands alone: it fails with a clean error
 refused again, alone          | dropped, with an error: rescue ends it one day
 
@@ -37,6 +38,7 @@ _MOST_STUCK = 32
 """While so many batches wait to be sent again, no new one is begun."""
 _REFUSALS = frozenset({Failure.REFUSED, Failure.UNIQUE_VIOLATION})
 _PASSING = frozenset({Failure.TRANSIENT, Failure.TIMED_OUT, Failure.BUSY})
+_HELD = frozenset({Failure.BUSY, Failure.TIMED_OUT})
 
 
 class ResultRefused(TerminalError):
@@ -92,9 +94,21 @@ class Finalizer:
             if transition is None:
                 transition = self._completed[attempt.attempt] = conclude(attempt, ended, at, self._context.random)
         else:
-            transition = conclude(attempt, ended, at, self._context.random)
+            transition = self._conclude(attempt, ended, at, now)
         self._pending.append(Ended(attempt, transition))
         self.unwritten += 1
+
+    def _conclude(self, attempt: Attempt, ended: Returned | Raised | Ending, at: datetime, now: float) -> Transition:
+        """What a handler returned or raised is a stranger's object; whatever it does here must not stop the worker."""
+        try:
+            return conclude(attempt, ended, at, self._context.random)
+        except Exception as error:  # noqa: BLE001
+            self._context.report.warn(
+                now, "ending unreadable", "how a handler ended could not be read; its job fails",
+                job=attempt.id, kind=attempt.kind, error=type(error).__name__,
+            )  # fmt: skip
+            reason = ResultRefused(f"how the handler ended could not be read ({type(error).__name__})")
+            return conclude(attempt, Raised(reason), at, self._context.random)
 
     def settle(self, now: float) -> None:
         """Send what can be sent."""
@@ -173,6 +187,11 @@ class Finalizer:
         if error.failure in _REFUSALS:
             self._refused(batch, error, now)
             return
+        if error.failure in _HELD and (claims := _by_claim(batch.ended)):
+            self._stuck[:0] = [
+                Batch(part, batch.flush, Backoff(_FIRST, _LONGEST, self._context.random), now) for part in claims
+            ]
+            return
         if error.failure in _PASSING:
             batch.due = now + batch.backoff.next()
         else:
@@ -217,3 +236,11 @@ class Finalizer:
         instead.replaced = True
         instead.due = now
         self._stuck.insert(0, instead)
+
+
+def _by_claim(ended: Sequence[Ended]) -> list[list[Ended]]:
+    """The results, each claim's by itself; nothing when they are all of one claim."""
+    parts: dict[tuple[int, int], list[Ended]] = {}
+    for e in ended:
+        parts.setdefault((e.attempt.segment, e.attempt.claim_id), []).append(e)
+    return list(parts.values()) if len(parts) > 1 else []

@@ -88,7 +88,7 @@ class Listener:
         self._is_busy = True
         self._context.timers.cancel(Timer.LISTEN)
         store = self._context.store
-        op = store.announce(sorted(asleep)) if asleep else store.withdraw()
+        op = store.announce(sorted(asleep), sorted(self._announced)) if asleep else store.withdraw()
         self._context.lanes.run(Lane.LISTEN, op, self._done, self._failed)
 
     def _done(self, _: None, now: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Final
 
 from awa_proto.errors import DatabaseError
@@ -21,6 +22,12 @@ from awa_proto.worker.timers import Timer
 
 EVERY: Final = 4.5
 """Longest time between two looks, in seconds; producers notify about a deferred job that is due sooner."""
+UNANNOUNCED: Final = 0.5
+"""The same while some queue is not announced as asleep, so that nobody notifies: then a statement more is nothing."""
+BEFORE: Final = timedelta(seconds=10)
+WHOLE_EVERY: Final = 60.0
+"""A look begins so long before the latest moment it has promoted: below lie dead rows that a snapshot may keep. What came
+in there nevertheless is found by a look at everything, once a minute."""
 MOST: Final = 1000
 """Most jobs promoted by one statement."""
 _AFTER_HINT: Final = 0.2
@@ -32,7 +39,10 @@ _APART: Final = 0.01
 class Promoter:
     """Looks for due jobs. is_idle: it has looked since it was last asked to, and nothing was due."""
 
-    __slots__ = ("_asked", "_backoff", "_context", "_finalizer", "_is_open", "_last", "_queues", "_sooner", "is_idle")
+    __slots__ = (
+        "_asked", "_backoff", "_context", "_finalizer", "_is_open", "_last", "_queues", "_sooner", "_until", "_whole_at",
+        "is_idle",
+    )  # fmt: skip
 
     def __init__(self, context: Context, queues: Mapping[str, ServedQueue], finalizer: Finalizer) -> None:
         self._context = context
@@ -43,6 +53,8 @@ class Promoter:
         self._asked = False
         self._last = -math.inf
         self._sooner = math.inf
+        self._until: datetime | None = None
+        self._whole_at = -math.inf
         self.is_idle = False
 
     def open(self, now: float) -> None:
@@ -73,7 +85,13 @@ class Promoter:
             self._asked = True
             self._sooner = math.inf
             self._last = now
-            self._context.lanes.run(Lane.MAINTENANCE, self._context.store.promote(MOST), self._done, self._failed)
+            since = None if self._until is None else self._until - BEFORE
+            if now - self._whole_at >= WHOLE_EVERY:
+                self._whole_at = now
+                since = None
+            self._context.lanes.run(
+                Lane.MAINTENANCE, self._context.store.promote(MOST, since), self._done, self._failed
+            )
 
     def _look_at(self, at: float, now: float) -> None:
         if not self._is_open:
@@ -90,12 +108,15 @@ class Promoter:
         self._asked = False
         self._backoff.reset()
         self._context.report.recovered("promote failed", "deferred jobs become available again")
+        if promoted.until is not None and (self._until is None or promoted.until > self._until):
+            self._until = promoted.until
         for name in promoted.queues:
             if name in self._queues:
                 self._queues[name].wake(now)
         if not self._is_open:
             return
-        wait = EVERY * (1 - 0.1 * self._context.random())
+        announced = all(queue.asleep for queue in self._queues.values())
+        wait = (EVERY if announced else UNANNOUNCED) * (1 - 0.1 * self._context.random())
         if promoted.due_in is not None:
             wait = min(wait, max(promoted.due_in, 0.0))
         self.is_idle = promoted.count == 0 and wait > 0 and self._sooner == math.inf

@@ -34,6 +34,8 @@ SILENCE: Final = 0.03
 """Seconds of empty polls after which an awake queue goes back to sleep."""
 _GROWTH = 4
 """So many times the newest claim, and no more, is claimed ahead: a first quick handler says little about the next ones."""
+_INSIST_AFTER = 10
+"""So many times in a row another was at it: then it is asked whoever seems to be, for only the turn decides."""
 _EARLY = 0.6
 _SMOOTHING = 0.1
 
@@ -49,8 +51,8 @@ class ServedQueue:
 
     __slots__ = (
         "_again_at", "_ask_at", "_asked", "_backlog", "_bucket", "_delay", "_doubted", "_dry", "_found_at", "_got", "_heard",
-        "_heard_since", "_next_stripe", "_pace", "_poll_interval", "_random", "_stripes_asked", "_wait", "_woken",
-        "asleep", "awake", "buffer", "config", "empty", "moved_at", "name", "paused", "running", "slots", "stripes",
+        "_heard_since", "_in_vain", "_next_stripe", "_pace", "_poll_interval", "_random", "_stripes_asked", "_wait", "_woken",
+        "asked_at", "asleep", "awake", "buffer", "config", "empty", "moved_at", "name", "paused", "running", "slots", "stripes",
     )  # fmt: skip
 
     def __init__(self, name: str, config: QueueConfig, poll_interval: float, random: Callable[[], float]) -> None:
@@ -83,6 +85,8 @@ class ServedQueue:
         self._got = 0
         self._woken = False
         self._doubted = False
+        self._in_vain = 0
+        self.asked_at = -math.inf
         self._heard = 0
         self._heard_since = -math.inf
 
@@ -143,9 +147,11 @@ class ServedQueue:
         share, more = divmod(wanted, count)
         first = self._next_stripe
         self._next_stripe = (first + count) % self.stripes
-        aging, deadline = self.config.aging, self.config.deadline
+        self.asked_at = now
+        aging, deadline, insist = self.config.aging, self.config.deadline, self._in_vain >= _INSIST_AFTER
         return [
-            Demand(self.name, share + (i < more), (first + i) % self.stripes, aging, deadline) for i in range(count)
+            Demand(self.name, share + (i < more), (first + i) % self.stripes, aging, deadline, insist)
+            for i in range(count)
         ]
 
     def answered(self, got: int, *, again: bool, now: float) -> None:
@@ -159,6 +165,7 @@ class ServedQueue:
             self._delay = FIRST_POLL
             self._dry = 0
             self.empty = False
+        self._in_vain = self._in_vain + 1 if again and not got else 0
         if again:
             self.empty = False
             self._again_at = now + 0.005 + 0.015 * self._random()
@@ -175,6 +182,10 @@ class ServedQueue:
         if self._bucket is not None and nothing_came:
             self._bucket.give_back(self._asked)
         self._asked = 0
+
+    def wait_until(self, at: float) -> None:
+        """Something holds it up: ask no sooner."""
+        self._again_at = at
 
     def _found_less(self, got: int, now: float) -> None:
         if not got and not self._doubted:

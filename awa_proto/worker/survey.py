@@ -49,7 +49,7 @@ class Surveyor:
 
     def settle(self, now: float) -> None:
         """Ask at once when a claim saw a newer ring."""
-        if self._is_open and not self._asked and self._dispatcher.version != self._dispatcher.ring.version:
+        if self._is_open and not self._asked and self._dispatcher.version > self._dispatcher.ring.version:
             self._ask_within(_APART, now)
 
     def woken(self, queue: str | None, now: float) -> None:

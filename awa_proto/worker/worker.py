@@ -96,7 +96,7 @@ class WorkerMachine:
             random: Floats in [0, 1): jitter, back-off, flush numbers.
         """
         self._out: deque[Output] = deque()
-        self._lanes = Lanes(self._out)
+        self._lanes = Lanes(self._out, store.replan)
         self._timers = Timers()
         self._report = Report(self._out)
         self._context = Context(store, config, random, self._lanes, self._timers, self._report, DatabaseClock())
@@ -117,14 +117,16 @@ class WorkerMachine:
 
     # what a driver calls
 
-    def start(self, now: float) -> None:  # noqa: ARG002  the same shape as the other inputs
+    def start(self, now: float) -> None:
         """Begin: register, then work. Once."""
+        self._lanes.now = now
         self._lifecycle.start()
 
     def handle(self, events: Sequence[Event], now: float) -> None:
         """Everything that was in the inbox, in the order it arrived."""
         if self._lifecycle.is_stopped:
             return
+        self._lanes.now = now
         ended = self._running.ended
         for event in events:
             if type(event) is JobEnded:
@@ -141,6 +143,7 @@ class WorkerMachine:
         """The time `next_deadline` named has come."""
         if self._lifecycle.is_stopped:
             return
+        self._lanes.now = now
         for timer in self._timers.take_due(now):
             self._ring(timer, now)
         if not self._lifecycle.is_stopped:

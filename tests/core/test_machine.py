@@ -53,6 +53,18 @@ class Spy(MemoryStore):
         super().__init__(lambda: NOON, lambda: 0.5)
         self.demands: list[Sequence[Demand]] = []
         self.flushes: list[tuple[Sequence[Ended], int]] = []
+        self.looks: list[datetime | None] = []
+        self.announcements: list[tuple[list[str], list[str]]] = []
+
+    @override
+    def promote(self, limit: int, since: datetime | None = None) -> Op[Promoted]:
+        self.looks.append(since)
+        return super().promote(limit, since)
+
+    @override
+    def announce(self, queues: Sequence[str], held: Sequence[str] = ()) -> Op[None]:
+        self.announcements.append((list(queues), list(held)))
+        return super().announce(queues, held)
 
     @override
     def claim(self, instance: int, ring: Ring, demands: Sequence[Demand], *, advance: bool = False) -> Op[Claimed]:
@@ -68,13 +80,15 @@ class Spy(MemoryStore):
 class Bench:
     """A machine on the bench: one step at a time, at a clock turned by hand."""
 
-    def __init__(self, queue: QueueConfig | None = None, **settings: Any) -> None:
+    def __init__(
+        self, queue: QueueConfig | None = None, *, queues: dict[str, QueueConfig] | None = None, **settings: Any
+    ) -> None:
         self.now = 100.0
         self.store = Spy()
         self.machine = WorkerMachine(
             store=self.store,
             tasks={"k": Task("k", print, decode, is_async=False)},
-            config=WorkerConfig({"q": queue or QueueConfig(max_workers=2)}, **settings),
+            config=WorkerConfig(queues or {"q": queue or QueueConfig(max_workers=2)}, **settings),
             random=lambda: 0.5,
         )
         self.said: list[Output] = []
@@ -121,8 +135,10 @@ class Bench:
         return [output for output in said if isinstance(output, StartJob)]
 
 
-def attempt(id: int = 1, *, kind: str = "k", args: str = "{}", number: int = 1, extra: str | None = None) -> Attempt:
-    return Attempt(0, id, 0, 1000 + id, id, "q", 2, kind, args, number, 3, NOON, NOON, extra)
+def attempt(
+    id: int = 1, *, kind: str = "k", args: str = "{}", number: int = 1, extra: str | None = None, queue: str = "q"
+) -> Attempt:
+    return Attempt(0, id, 0, 1000 + id, id, queue, 2, kind, args, number, 3, NOON, NOON, extra)
 
 
 def of(kind: type, said: Sequence[Output]) -> list[Any]:
@@ -382,9 +398,10 @@ def test_an_announcement_that_took_long_is_followed_by_a_claim_at_once() -> None
     for _ in range(8):
         bench.claimed()
         bench.wait(0.7)
-        for name in ("promote", "survey"):
+        for name in ("promote", "survey", "replan"):
             if name in bench.ops:
-                bench.done(name, Promoted(0) if name == "promote" else (Ring(1), {}))
+                answers = {"promote": Promoted(0), "survey": (Ring(1), {}), "replan": None}
+                bench.done(name, answers[name])
     bench.claimed()
     bench.wait(0.01)
     assert "claim" not in bench.ops

@@ -67,7 +67,7 @@ def _claim(segments: tuple[int, ...]) -> Statement:
     return Statement(
         f"claim.{segments}",
         claim.sql(NAMES, segments),
-        (["q1", "q2", "none"], [0, 0, 0], [50, 50, 50], [60.0, 60.0, 0.0], [None, None, None], 1, False),
+        (["q1", "q2", "none"], [0, 0, 0], [50, 50, 50], [60.0, 60.0, 0.0], [None, None, None], 1, False, [False] * 3),
     )
 
 
@@ -85,6 +85,7 @@ HOT: dict[str, tuple[Statement, set[str]]] = {
     **{f"close as {to}": (_close(to), CLOSE | {"ready_job"}) for to in (JobState.FAILED, JobState.AVAILABLE)},
     "close as completed": (_close(JobState.COMPLETED), CLOSE),
     "promote": (_first(STORE.promote(500)), {"deferred_due", "deferred_pkey"}),
+    "promote from a moment on": (_first(STORE.promote(500, NOW)), {"deferred_due", "deferred_pkey"}),
     "get_job": (_first(STORE.get_job(50)), FATE | {"deferred_pkey", "failed_pkey"}),
     "cancel what is deferred": (_first(STORE.cancel(50)), {"deferred_pkey"}),
     "move what is deferred": (_first(STORE.move(50, queue="q")), {"deferred_pkey"}),
@@ -241,15 +242,28 @@ def _wrong(dsn: str, statements: dict[str, tuple[Statement, set[str]]]) -> list[
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.xfail(
-    strict=True, reason="a plan made on a segment that was analysed while it was empty scans it when it is full"
-)
-def test_a_plan_made_after_an_analyse_of_empty_segments_is_right_when_they_are_full(
+def test_a_plan_made_after_an_analyse_of_empty_segments_is_right_once_it_is_made_anew(
     million: tuple[str, Prepared],
 ) -> None:
-    """M10: ANALYZE of a whole database (after an upgrade, by a nightly job) reaches the free segments of the ring too."""
+    """M10: ANALYZE of a whole database (after an upgrade, by a nightly job) reaches the free segments of the ring too.
+
+    A plan made then scans the log when it is full; a claim that took long has the worker run `replan`.
+    """
     dsn, _ = million
+    names = ("claim from one segment", "claim from two segments")
     with connect(dsn) as connection:
         connection.execute(b"TRUNCATE awa.ready, awa.claims, awa.closures")
         connection.execute(b"ANALYZE awa.ready, awa.claims, awa.closures")
-    assert not _wrong(dsn, {name: HOT[name] for name in ("claim from one segment", "claim from two segments")})
+        prepared = Prepared(connection, {name: HOT[name] for name in names})
+        assert [each for name in names for each in complaints(name, prepared.generic(name), HOT[name][1])]
+        for statement in FILL.split(";\n"):
+            if "INTO awa.deferred" not in statement and "INTO awa.failed" not in statement and statement.strip():
+                connection.execute(statement.encode())
+        ((replan,),) = [list(replanning())]
+        connection.execute(replan.sql.encode())
+        assert not [each for name in names for each in complaints(name, prepared.generic(name), HOT[name][1])]
+
+
+def replanning() -> Iterator[Statement]:
+    plan = QueueStore(random=random.random).replan().start()
+    yield next(plan)

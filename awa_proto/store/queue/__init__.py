@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 
 from awa_proto.job import JobRow
 from awa_proto.plan import Op
@@ -59,11 +60,14 @@ class QueueStore:
     def finalize(self, ended: Sequence[Ended], flush: int) -> Op[list[Verdict]]:
         return close.finalize(self._names, ended, flush)
 
-    def promote(self, limit: int) -> Op[Promoted]:
-        return promote.promote(self._names, limit)
+    def promote(self, limit: int, since: datetime | None = None) -> Op[Promoted]:
+        return promote.promote(self._names, limit, since)
 
-    def announce(self, queues: Sequence[str]) -> Op[None]:
-        return listening.announce(self._names, queues)
+    def replan(self) -> Op[None]:
+        return workers.replan()
+
+    def announce(self, queues: Sequence[str], held: Sequence[str] = ()) -> Op[None]:
+        return listening.announce(self._names, queues, held)
 
     def withdraw(self) -> Op[None]:
         return listening.withdraw()
@@ -75,7 +79,7 @@ class QueueStore:
         return reads.list_jobs(self._names, filter)
 
     def cancel(self, id: int) -> Op[Cancelled]:
-        return people.cancel(self._names, id)
+        return people.cancel(self._names, id, int(self._random() * 2**62))
 
     def retry(self, id: int) -> Op[JobRow | None]:
         return people.retry(self._names, id)

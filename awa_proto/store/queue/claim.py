@@ -75,7 +75,7 @@ def _insert(n: Names, s: int) -> str:
 
 @lru_cache(maxsize=256)
 def sql(n: Names, segments: tuple[int, ...]) -> str:
-    """$1 queues, $2 stripes, $3 wanted, $4 aging seconds, $5 deadline seconds or NULL, $6 instance, $7 advance.
+    """$1 queues, $2 stripes, $3 wanted, $4 aging seconds, $5 deadline seconds or NULL, $6 instance, $7 advance, $8 insist.
 
     The first write of its transaction, committed alone; it sets synchronous_commit off for itself, since a claim that a
     crash forgets is as good as none. It fills the wanted number from the lanes in the order effective priority, segment
@@ -86,14 +86,17 @@ def sql(n: Names, segments: tuple[int, ...]) -> str:
     """
     return f"""
 WITH snap AS MATERIALIZED (
-  SELECT pg_current_snapshot() AS now, set_config('synchronous_commit', 'off', true) AS asynchronous
+  SELECT pg_current_snapshot() AS now, set_config('synchronous_commit', 'off', true) AS asynchronous,
+         set_config('lock_timeout', '100ms', true) AS patience   -- somebody's open transaction may hold the turn of a lane
 ),
 asked AS MATERIALIZED (
   SELECT w.queue, w.stripe, w.aging, w.deadline,
          CASE WHEN pg_current_xact_id_if_assigned() IS NULL THEN least(w.n, {LIMIT})
               ELSE ('a claim must be the first write of its transaction, queue ' || w.queue)::int END AS n,
-         pg_try_advisory_xact_lock(hashtextextended(w.queue || '#' || w.stripe, {n.seed("claim")})) AS mine
-  FROM unnest($1::text[], $2::smallint[], $3::int[], $4::float8[], $5::float8[]) w(queue, stripe, n, aging, deadline)
+         CASE WHEN w.insist THEN true   -- the lock only spares work: the turn decides
+              ELSE pg_try_advisory_xact_lock(hashtextextended(w.queue || '#' || w.stripe, {n.seed("claim")})) END AS mine
+  FROM unnest($1::text[], $2::smallint[], $3::int[], $4::float8[], $5::float8[], $8::bool[])
+       w(queue, stripe, n, aging, deadline, insist)
   WHERE w.n > 0 AND NOT EXISTS (SELECT FROM {n.s}.queues q WHERE q.queue = w.queue AND q.paused_at IS NOT NULL)
 ),
 cursors AS MATERIALIZED (
@@ -207,6 +210,7 @@ def claim(n: Names, instance: int, ring: Ring, demands: Sequence[Demand], advanc
             [d.deadline for d in demands],
             instance,
             advance,
+            [d.insist for d in demands],
         ),
     )
 

@@ -99,8 +99,10 @@ moved AS (
 
 
 @lru_cache(maxsize=256)
-def sql(n: Names, s: int, into: _Into) -> str:
-    """$1 claim ids, $2 their leases, $3 the indexes that end, one array literal per claim, $4 flush, $5 the new state.
+def sql(n: Names, s: int, into: _Into, patient: bool = False) -> str:
+    """patient: wait for locks as long as the transaction does. Else 200 ms, which would stay set in a caller's transaction.
+
+    $1 claim ids, $2 their leases, $3 the indexes that end, one array literal per claim, $4 flush, $5 the new state.
 
     Except for completions also, per attempt: $6 claim id, $7 index, $8 the job's attempt count, $9 when it is due again,
     $10 when it ended, $11 its new extra or NULL to keep what it had. Each claim at most once per call.
@@ -115,7 +117,7 @@ def sql(n: Names, s: int, into: _Into) -> str:
     )
     return f"""
 WITH wanted AS MATERIALIZED (
-  SELECT claim_id, lease, idx::smallint[] AS idx, set_config('lock_timeout', '200ms', true) AS patience
+  SELECT claim_id, lease, idx::smallint[] AS idx{"" if patient else ", set_config('lock_timeout', '200ms', true)"}
   FROM unnest($1::bigint[], $2::bigint[], $3::text[]) w(claim_id, lease, idx)
 ),
 known AS MATERIALIZED (
@@ -149,7 +151,9 @@ verdict AS MATERIALIZED (
 SELECT claim_id, ended, again{woken} FROM verdict"""
 
 
-def statement(n: Names, s: int, to: JobState, ended: Sequence[Ended], flush: int) -> Statement:
+def statement(
+    n: Names, s: int, to: JobState, ended: Sequence[Ended], flush: int, *, patient: bool = False
+) -> Statement:
     """One statement: attempts of one segment that go to one state."""
     into = _TARGET[to]
     by_claim: dict[int, tuple[int, list[int]]] = {}
@@ -174,7 +178,7 @@ def statement(n: Names, s: int, to: JobState, ended: Sequence[Ended], flush: int
             [e.transition.at for e in ended],
             [extras.with_error(e.attempt.extra, e.transition.entry) if e.transition.entry else None for e in ended],
         )
-    return Statement(f"close.{into.value}.{s}", sql(n, s, into), params)
+    return Statement(f"close.{into.value}.{s}{'.patient' if patient else ''}", sql(n, s, into, patient), params)
 
 
 def finalize(n: Names, ended: Sequence[Ended], flush: int) -> Op[list[Verdict]]:

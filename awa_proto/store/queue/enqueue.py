@@ -70,7 +70,7 @@ WITH job AS MATERIALIZED (
 runnable AS (
   INSERT INTO {n.s}.ready (seg, id, queue, priority, stripe, kind, args, max_attempts, extra)
   SELECT (SELECT {n.open_segment}), id, $2::text, $4::smallint, {n.stripe("$2::text", "$7::bigint")}, $1::text, args::json,
-         $5::smallint, $6::json
+         $5::smallint, $6::text::json
   FROM job
 )
 SELECT array_agg(id ORDER BY id), now(){f", {n.wake('$2::text')}" if notify else ""} FROM job"""
@@ -83,7 +83,7 @@ def _insert_one_sql(n: Names, notify: bool) -> str:
 WITH job AS (
   INSERT INTO {n.s}.ready (seg, stripe, kind, queue, priority, args, max_attempts, extra)
   VALUES ({n.open_segment}, {n.stripe("$2::text", "$7::bigint")},
-          $1::text, $2::text, $4::smallint, $3::json, $5::smallint, $6::json)
+          $1::text, $2::text, $4::smallint, $3::text::json, $5::smallint, $6::text::json)
   RETURNING id
 )
 SELECT ARRAY[id], now(){f", {n.wake('$2::text')}" if notify else ""} FROM job"""

@@ -15,18 +15,24 @@ from awa_proto.plan import Op, Plan, Statement
 from awa_proto.store.queue.names import Names
 
 
-def announce(n: Names, queues: Sequence[str]) -> Op[None]:
-    """Say that this worker sleeps and wants to be woken for these queues. Locks taken twice are withdrawn at once."""
+def announce(n: Names, queues: Sequence[str], held: Sequence[str]) -> Op[None]:
+    """Say that this worker sleeps and wants to be woken for these queues, and for no others.
+
+    held: what it last announced on this connection. Locks count how often they were taken, so only what is new is taken
+    and what is dropped is released; what stays is held all the time. Nothing to do is still a sign of life.
+    """
+    key = f"hashtextextended(q, {n.seed('asleep')})"
     statement = Statement(
         "announce",
-        f"SELECT count(pg_advisory_lock_shared(hashtextextended(q, {n.seed('asleep')}))) FROM unnest($1::text[]) q",
-        (list(queues),),
+        f"SELECT (SELECT count(pg_advisory_lock_shared({key})) FROM unnest($1::text[]) q),"
+        f" (SELECT count(pg_advisory_unlock_shared({key})) FROM unnest($2::text[]) q)",
+        (sorted({*queues} - {*held}), sorted({*held} - {*queues})),
     )
 
     def plan() -> Plan[None]:
         yield statement
 
-    return Op("announce", plan, safe_to_retry=True)
+    return Op("announce", plan)
 
 
 def withdraw() -> Op[None]:

@@ -101,8 +101,11 @@ def _into_lane(n: Names) -> str:
   RETURNING id"""
 
 
-def cancel(n: Names, id: int) -> Op[Cancelled]:
-    """Cancel a job wherever it is; see `Cancelled` for the answers."""
+def cancel(n: Names, id: int, flush: int) -> Op[Cancelled]:
+    """Cancel a job wherever it is; see `Cancelled` for the answers.
+
+    It runs with the caller's patience for locks, since what it sets would stay set in the caller's transaction.
+    """
 
     def plan() -> Plan[Cancelled]:
         rows = yield Statement("cancel.deferred", _cancel_deferred_sql(n), (id,))
@@ -121,7 +124,8 @@ def cancel(n: Names, id: int) -> Op[Cancelled]:
         if claim_id is None:
             rows = yield Statement(f"cancel.available.{s}", _take_sql(n, s, _into_failed(n)), (id,))
             return Cancelled.CANCELLED if rows and rows[0][0] == "taken" else Cancelled.AGAIN
-        rows = yield statement(n, s, JobState.CANCELLED, [_ended(id, s, claim_id, idx, lease, attempt, now)], id)
+        ended = [_ended(id, s, claim_id, idx, lease, attempt, now)]
+        rows = yield statement(n, s, JobState.CANCELLED, ended, flush, patient=True)
         if not rows or idx not in rows[0][1]:
             return Cancelled.AGAIN
         channel = n.channel.replace("'", "''")
@@ -132,7 +136,7 @@ def cancel(n: Names, id: int) -> Op[Cancelled]:
 
 
 def _ended(id: int, s: int, claim_id: int, idx: int, lease: int, attempt: int, now: datetime) -> Ended:
-    """The end of a running attempt by a person. Its flush is the job's id: the same cancellation sent twice is one."""
+    """The end of a running attempt by a person."""
     running = Attempt(s, claim_id, idx, lease, id, "", 0, "", "", attempt, 0, now, now, None)
     return Ended(running, Transition(JobState.CANCELLED, attempt, now))
 

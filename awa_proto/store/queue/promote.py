@@ -6,6 +6,7 @@ worker sleeps exactly until then.
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import lru_cache
 
 from awa_proto.plan import Op, Plan, Statement
@@ -15,10 +16,16 @@ from awa_proto.store.queue.names import BODY, Names
 
 @lru_cache
 def _sql(n: Names) -> str:
-    """$1 most jobs. A bound that changed within the statement (clock_timestamp) could not be looked up in the index."""
+    """$1 most jobs, $2 the earliest moment looked at, or NULL.
+
+    Below the moment up to which jobs were promoted lie their dead index entries, which a snapshot somebody left open keeps
+    there. A bound that changed within the statement (clock_timestamp) could not be looked up in the index.
+    """
     return f"""
 WITH due AS MATERIALIZED (
-  SELECT id FROM {n.s}.deferred WHERE run_at <= statement_timestamp() ORDER BY run_at, id LIMIT $1::int FOR UPDATE SKIP LOCKED
+  SELECT id FROM {n.s}.deferred
+  WHERE run_at <= statement_timestamp() AND run_at >= coalesce($2::timestamptz, '-infinity')
+  ORDER BY run_at, id LIMIT $1::int FOR UPDATE SKIP LOCKED
 ),
 gone AS (
   DELETE FROM {n.s}.deferred d WHERE d.id = ANY (ARRAY(SELECT id FROM due)) RETURNING d.*   -- a join could become a scan of all
@@ -26,24 +33,25 @@ gone AS (
 moved AS (
   INSERT INTO {n.s}.ready (seg, id, {BODY})
   SELECT {n.open_segment}, id, {BODY} FROM gone ORDER BY run_at, id
-  RETURNING queue
+  RETURNING queue, run_at
 ),
-woken AS (SELECT queue, count(*) AS jobs FROM moved GROUP BY queue)
+woken AS (SELECT queue, count(*) AS jobs, max(run_at) AS until FROM moved GROUP BY queue)
 SELECT coalesce(sum(jobs), 0)::int, coalesce(array_agg(queue), '{{}}'), count({n.wake("queue")}),
        extract(epoch FROM (
-         SELECT min(run_at) FROM {n.s}.deferred d WHERE run_at > statement_timestamp()) - clock_timestamp())::float8
+         SELECT min(run_at) FROM {n.s}.deferred d WHERE run_at > statement_timestamp()) - clock_timestamp())::float8,
+       max(until)
 FROM woken"""
 
 
-def promote(n: Names, limit: int) -> Op[Promoted]:
-    """Make due deferred jobs available, at most `limit`."""
-    statement = Statement("promote", _sql(n), (limit,))
+def promote(n: Names, limit: int, since: datetime | None) -> Op[Promoted]:
+    """Make due deferred jobs available, at most `limit`, looking only at what is due at `since` or later."""
+    statement = Statement("promote", _sql(n), (limit, since))
 
     def plan() -> Plan[Promoted]:
         rows = yield statement
-        count, queues, _, due_in = rows[0]
+        count, queues, _, due_in, until = rows[0]
         if count >= limit:
             due_in = 0.0
-        return Promoted(count, frozenset(queues), None if due_in is None else max(0.0, due_in))
+        return Promoted(count, frozenset(queues), None if due_in is None else max(0.0, due_in), until)
 
     return Op("promote", plan, safe_to_retry=True)

@@ -74,10 +74,21 @@ async def the_longest_due_are_promoted_first(kit: Kit) -> None:
 async def a_promotion_takes_at_most_its_limit_and_says_there_is_more(kit: Kit) -> None:
     """0 seconds until the next."""
     ids = await overdue(kit, 5)
-    assert await promote(kit, 2) == Promoted(2, frozenset({"q"}), 0.0)
-    assert await promote(kit, 2) == Promoted(2, frozenset({"q"}), 0.0)
-    assert await promote(kit, 2) == Promoted(1, frozenset({"q"}), None)
+    found = [await promote(kit, 2) for _ in range(3)]
+    assert [(p.count, p.queues, p.due_in) for p in found] == [(2, {"q"}, 0.0), (2, {"q"}, 0.0), (1, {"q"}, None)]
+    assert found[0].until is not None
+    assert found[2].until is not None
+    assert found[0].until <= found[2].until
+
     assert sorted(a.id for a in await kit.claim()) == ids
+
+
+async def a_look_may_begin_at_a_moment(kit: Kit) -> None:
+    """M5: what is due before it waits for a look at everything."""
+    (early,) = await overdue(kit, 1)
+    job = await kit.job(early)
+    assert (await kit.run(kit.store.promote(9, job.run_at + timedelta(seconds=1)))).count == 0
+    assert (await kit.run(kit.store.promote(9, job.run_at))).count == 1
 
 
 async def a_scheduled_job_runs_when_its_time_has_come(kit: Kit) -> None:
