@@ -3,7 +3,11 @@
 A dataclass instance, a pydantic model or a mapping is written in pydantic's JSON mode: nested dataclasses, datetime,
 UUID, Decimal and Enum come back as what they were. Text that the handler's side could not read is refused by the side
 that enqueues: what was written is read back once, which costs less than a microsecond. Silent losses are refused too:
-pydantic writes NaN as null. Adapters are built when a type is first used, never at import, and kept per type.
+pydantic writes NaN as null, and where nothing but JSON says what comes back (in a mapping, in a field of
+type Any) a set as a list, bytes as text and two keys, 1 and "1", as one. What stays allowed there is a tuple, which
+comes back as a list, and what has one text of its own, which comes back as that text: datetime, UUID, Decimal, Enum and
+their like; a TypedDict that says so reads them again.
+Adapters are built when a type is first used, never at import, and kept per type.
 
 A kind is the class name in snake case, or `kind: ClassVar[str]` of that very class (a subclass has a kind of its own,
 so two classes do not end up with one). A mapping has no class: its kind is `kind=`, or else its key `"kind"`, which
@@ -12,12 +16,13 @@ stays in the args.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass
 from decimal import Decimal
 from functools import cache
@@ -29,6 +34,7 @@ import typing_extensions
 from pydantic import BaseModel
 
 from awa_proto.errors import SerializationError, ValidationError
+from awa_proto.outcome import describe
 
 T = TypeVar("T")
 
@@ -111,26 +117,36 @@ def build(args_type: type[Any] | None) -> None:
         _codec(args_type)
 
 
-def decode_object(text: str) -> dict[str, Any]:
-    """A JSON object as a dict of plain values. Raises SerializationError."""
+def decode_object(text: str, field: str = "args") -> dict[str, Any]:
+    """A JSON object as a dict of plain values; `field` names it in errors. Raises SerializationError."""
     try:
         value = pydantic_core.from_json(text, allow_inf_nan=False)
     except ValueError as error:
-        raise SerializationError("args", f"not JSON that can be read: {error}") from error
+        raise SerializationError(field, f"not JSON that can be read: {error}") from error
     if type(value) is not dict:
-        raise SerializationError("args", f"a JSON object is needed, not {type(value).__name__}")
+        raise SerializationError(field, f"a JSON object is needed, not {type(value).__name__}")
     return value
 
 
-def to_text(field: str, value: object) -> str:
-    """Any JSON-like value as compact text; `field` names it in errors. Raises SerializationError."""
+def to_object(field: str, value: Mapping[Any, Any]) -> tuple[str, dict[str, Any]]:
+    """A mapping as compact text, and what that text reads as; `field` names it in errors.
+
+    Raises SerializationError, also for what would come back as something else.
+    """
+    for key in value:
+        if not isinstance(key, str):
+            raise SerializationError(field, f"has a key of type {type(key).__name__}; keys are text")
+    given = value if type(value) is dict else dict(value)
     try:
-        data = pydantic_core.to_json(value, inf_nan_mode="constants")
+        data = pydantic_core.to_json(given, inf_nan_mode="constants")
     except Exception as error:
         raise SerializationError(field, _why_not_written(error)) from error
     if b"NaN" in data or b"Infinity" in data or b"null" in data:
-        _refuse_non_finite(field, value)
-    return _storable(field, data)
+        _refuse_non_finite(field, given)
+    text = _storable(field, data)
+    found = decode_object(text, field)
+    _refuse_changed(field, given, found)
+    return text, found
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +154,14 @@ class _Codec:
     """How one type is written and read: the functions of its TypeAdapter, taken out, since they are called per job.
 
     only_finite: no value of the type can hold a float, so no null can be a NaN in disguise.
+    holds_any: some part of the type may hold anything, so that it does not say what its JSON comes back as.
     """
 
     to_json: Callable[..., bytes]
     to_python: Callable[..., Any]
     validate: Callable[[bytes | str], Any]
     only_finite: bool
+    holds_any: bool
 
     def encode(self, args: object) -> str:
         try:
@@ -156,9 +174,11 @@ class _Codec:
             raise SerializationError("args", f"{type(args).__name__} is written as {data[:20]!r}…; an object is needed")
         text = _storable("args", data)
         try:
-            self.validate(data)
+            found = self.validate(data)
         except Exception as error:
             raise SerializationError("args", f"would not decode: {_why_not_read(error)}") from error
+        if self.holds_any:
+            _refuse_changed("args", args, found)
         return text
 
     def decode(self, text: str) -> Any:
@@ -173,10 +193,11 @@ def _codec(args_type: type[Any]) -> _Codec:
     try:
         adapter = pydantic.TypeAdapter(_readable(args_type))
         write = adapter.serializer
-        return _Codec(write.to_json, write.to_python, adapter.validator.validate_json, _is_finite(adapter.core_schema))
+        read, schema = adapter.validator.validate_json, adapter.core_schema
+        return _Codec(write.to_json, write.to_python, read, _is_finite(schema), _holds_any(schema))
     except Exception as error:
         name = getattr(args_type, "__name__", repr(args_type))
-        raise SerializationError("args", f"pydantic cannot read the fields of {name}: {error}") from error
+        raise SerializationError("args", f"pydantic cannot read the fields of {name}: {describe(error)}") from error
 
 
 def _readable(args_type: type[Any]) -> type[Any]:
@@ -217,18 +238,26 @@ def _is_finite(schema: object) -> bool:
             return True
 
 
+def _holds_any(schema: object) -> bool:
+    """Whether some part of a core schema takes anything."""
+    match schema:
+        case {"type": "any"} | {"extra_fields_behavior": "allow"} | {"extra_behavior": "allow"}:
+            return True
+        case dict():
+            return any(_holds_any(part) for key, part in schema.items() if key not in {"default", "metadata"})
+        case list() | tuple():
+            return any(map(_holds_any, schema))
+        case _:
+            return False
+
+
 def _no_args(args: object) -> NoReturn:
     found = f"the class {args.__name__}" if isinstance(args, type) else f"a value of type {type(args).__name__}"
     raise ValidationError("args", f"a dataclass instance, a pydantic model or a mapping is needed, not {found}")
 
 
 def _mapping(args: Mapping[Any, Any]) -> str:
-    for key in args:
-        if not isinstance(key, str):
-            raise SerializationError("args", f"the key {key!r} is not text")
-    text = to_text("args", args if type(args) is dict else dict(args))
-    decode_object(text)
-    return text
+    return to_object("args", args)[0]
 
 
 def _storable(field: str, data: bytes) -> str:
@@ -268,12 +297,53 @@ def _non_finite(value: object, place: str) -> str | None:
     return next((found for at, item in inner if (found := _non_finite(item, at)) is not None), None)
 
 
+def _refuse_changed(field: str, given: object, found: object) -> None:
+    """Refuse what was written as something else than it was. Nearly always both are equal, and the rest is not run."""
+    try:
+        is_same = bool(given == found)
+    except Exception:  # noqa: BLE001  of an __eq__ of theirs
+        is_same = False
+    if not is_same and (change := _change(given, found, "")) is not None:
+        raise SerializationError(field, change)
+
+
+def _change(given: object, found: object, place: str) -> str | None:
+    """What was lost between a value and what its JSON reads as, with its place; None when nothing was."""
+    pairs: Iterable[tuple[str, object, object]] = ()
+    match given:
+        case str():
+            pass
+        case Mapping():
+            if isinstance(found, Mapping):
+                lost = [type(key).__name__ for key in given if not isinstance(key, str) and key not in found]
+                if lost:
+                    return f"{place or 'it'} has a key of type {lost[0]}; keys are text"
+                pairs = (
+                    (f"{place}.{key}".lstrip("."), item, found[key]) for key, item in given.items() if key in found
+                )
+        case list() | tuple():
+            if isinstance(found, (list, tuple)):
+                numbered = enumerate(zip(given, found, strict=False))
+                pairs = ((f"{place}[{index}]", item, now) for index, (item, now) in numbered)
+        case BaseModel():
+            return _change(dict(given), dict(found) if isinstance(found, BaseModel) else found, place)
+        case _ if dataclasses.is_dataclass(given) and not isinstance(given, type):
+            names = [each.name for each in dataclasses.fields(given) if hasattr(given, each.name)]
+            values = found if isinstance(found, Mapping) else {n: getattr(found, n) for n in names if hasattr(found, n)}
+            return _change({name: getattr(given, name) for name in names}, values, place)
+        case Iterable() if not isinstance(found, type(given)):
+            return f"{place} is a {type(given).__name__}, which JSON does not have; give a list, or text"
+        case _:
+            pass
+    return next((change for at, was, now in pairs if (change := _change(was, now, at)) is not None), None)
+
+
 _UNEXPECTED: Final = re.compile(r"Expected `([^`]*)`(?:[^\n]*?field_name='([^']*)')?[^\n]*?input_type=(\w+)")
 
 
 def _why_not_written(error: Exception) -> str:
     """The reason pydantic gives, without the value: args may hold what belongs in no log."""
-    text = str(error)
+    text = describe(error).partition(": ")[2]
     if "surrogates not allowed" in text:
         return "contains a lone surrogate, which UTF-8 cannot hold"
     if found := _UNEXPECTED.findall(text):
@@ -284,8 +354,9 @@ def _why_not_written(error: Exception) -> str:
 def _why_not_read(error: Exception) -> str:
     """The reason, without the value, for the same cause."""
     if isinstance(error, pydantic.ValidationError):
-        return "; ".join(_place(each["loc"]) + each["msg"] for each in error.errors(include_input=False)[:5])
-    return f"{type(error).__name__}: {error}"
+        with contextlib.suppress(Exception):  # a message of theirs that cannot be made
+            return "; ".join(_place(each["loc"]) + each["msg"] for each in error.errors(include_input=False)[:5])
+    return describe(error)
 
 
 def _place(loc: tuple[int | str, ...]) -> str:

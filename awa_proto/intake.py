@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from awa_proto.args import JobArgs
 from awa_proto.errors import SerializationError, ValidationError
@@ -28,7 +29,7 @@ class Intake:
     def one(self, args: JobArgs | EnqueueRequest, options: InsertOpts) -> tuple[NewJob, bool]:
         """A job, and whether workers are to be told of it. Raises ValidationError."""
         if isinstance(args, EnqueueRequest):
-            return self.one(args.args, {**options, **args.options})
+            return self.one(args.args, _together(options, args.options))
         checked = Options.of(options)
         return self._maker(checked)(args), checked.notify
 
@@ -95,6 +96,14 @@ class Intake:
                     job.kind, size, LARGE_ARGS_BYTES,
                 )  # fmt: skip
         return job
+
+
+def _together(common: InsertOpts, own: InsertOpts) -> InsertOpts:
+    """The options of a call and those of one of its requests, which count more; None says nothing."""
+    if not isinstance(own, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValidationError("options", f"a mapping is needed, not {type(own).__name__}")
+    said = {option: value for option, value in own.items() if value is not None}
+    return cast("InsertOpts", {**common, **said})
 
 
 @dataclass(frozen=True, slots=True)

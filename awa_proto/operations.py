@@ -57,21 +57,22 @@ class Operations(Generic[C]):
         *,
         kind: str | None = None,
         queue: str | None = None,
-        priority: int = 2,
-        max_attempts: int = 25,
+        priority: int | None = 2,
+        max_attempts: int | None = 25,
         run_at: datetime | None = None,
         deadline_duration: Seconds | None = None,
         metadata: Mapping[str, Any] | None = None,
-        tags: Sequence[str] = (),
+        tags: Sequence[str] | None = (),
         ordering_key: str | bytes | None = None,
-        notify: bool = True,
+        notify: bool | None = True,
         using: C | None = None,
     ) -> Op[JobRow]:
         """Enqueue one job, and return it.
 
         Args:
             args: A dataclass instance, a pydantic model, a mapping, or an EnqueueRequest, whose own options count.
-            kind: Instead of the one of the class of `args`; a mapping needs it, or a key "kind".
+            kind: Instead of the one a task of the class of `args` is registered for, or else the class's own; a mapping
+                needs it, or a key "kind".
             queue: At most 200 characters; by default the queue of the kind's task, else "default".
             priority: 1 (first) to 4.
             max_attempts: 1 to 1000; a job whose last attempt fails has failed.
@@ -101,20 +102,21 @@ class Operations(Generic[C]):
         *,
         kind: str | None = None,
         queue: str | None = None,
-        priority: int = 2,
-        max_attempts: int = 25,
+        priority: int | None = 2,
+        max_attempts: int | None = 25,
         run_at: datetime | None = None,
         deadline_duration: Seconds | None = None,
         metadata: Mapping[str, Any] | None = None,
-        tags: Sequence[str] = (),
+        tags: Sequence[str] | None = (),
         ordering_key: str | bytes | None = None,
-        notify: bool = True,
+        notify: bool | None = True,
         using: C | None = None,
     ) -> Op[list[JobRow]]:
         """Enqueue many jobs in one statement, all or none, and return them in the order given.
 
         `jobs` are args as `insert` takes them, or EnqueueRequests with options of their own. The options given here are
-        those of `insert`, for all jobs that do not say otherwise; workers are told when any of the jobs wants it.
+        those of `insert`, for all jobs that do not say otherwise (None says nothing); workers are told when any of the jobs
+        wants it.
 
         Raises:
             ValidationError: Before anything is sent, naming the job (`jobs[3].args`) and the limit.
@@ -134,14 +136,14 @@ class Operations(Generic[C]):
         *,
         kind: str | None = None,
         queue: str | None = None,
-        priority: int = 2,
-        max_attempts: int = 25,
+        priority: int | None = 2,
+        max_attempts: int | None = 25,
         run_at: datetime | None = None,
         deadline_duration: Seconds | None = None,
         metadata: Mapping[str, Any] | None = None,
-        tags: Sequence[str] = (),
+        tags: Sequence[str] | None = (),
         ordering_key: str | bytes | None = None,
-        notify: bool = True,
+        notify: bool | None = True,
     ) -> Op[int]:
         """Enqueue very many jobs by COPY, all or none, and return how many.
 
@@ -188,13 +190,9 @@ class Operations(Generic[C]):
             limit: Most jobs returned, 1 to 1000.
             before_id: Only older jobs than this one: for the next page, the id of the last job of this page.
         """
-        try:
-            wanted = None if state is None else JobState(state)
-        except ValueError:
-            raise ValidationError("state", f"{state!r} is none of {', '.join(JobState)}") from None
         return self._store.list_jobs(
             JobFilter(
-                state=wanted,
+                state=None if state is None else _state(state),
                 kind=None if kind is None else name("kind", kind),
                 queue=None if queue is None else name("queue", queue),
                 before_id=None if before_id is None else _id(before_id, "before_id"),
@@ -303,6 +301,13 @@ class Operations(Generic[C]):
 
 def _id(value: object, field: str = "id") -> int:
     return whole(field, value, 0, _BIGINT)
+
+
+def _state(value: object) -> JobState:
+    if not isinstance(value, str) or value not in list(JobState):
+        shown = repr(value[:40]) if isinstance(value, str) else f"a value of type {type(value).__name__}"
+        raise ValidationError("state", f"{shown} is none of {', '.join(JobState)}")
+    return JobState(value)
 
 
 def _as(op: Op[Any], plan: Callable[[], Plan[T]]) -> Op[T]:

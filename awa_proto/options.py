@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from awa_proto import args as args_
 from awa_proto import extra
 from awa_proto.args import JobArgs
 from awa_proto.errors import ValidationError
-from awa_proto.outcome import Seconds, seconds
+from awa_proto.outcome import Seconds, describe, seconds
 from awa_proto.store import NewJob
 from awa_proto.task import Task
 
@@ -31,6 +30,8 @@ MAX_METADATA_BYTES: Final = 65536
 LARGE_ARGS_BYTES: Final = 65536
 """Args above this are enqueued with a warning: every claim carries them."""
 DEFAULT_QUEUE: Final = "default"
+_INFINITIES: Final = (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
+"""What asyncpg writes as -infinity and infinity, and no job is due at."""
 _RESERVED: Final = ("awa:", "_awa_")
 _PERMITTED: Final = "awa:traceparent"
 
@@ -38,23 +39,23 @@ _PERMITTED: Final = "awa:traceparent"
 class InsertOpts(TypedDict, total=False):
     """The keywords of every enqueue. A missing one, and None, mean the default.
 
-    kind: instead of the one of the class of the args. queue: else the kind's own, else "default". priority: 1 (first)
-    to 4; 2. max_attempts: 1 to 1000; 25. run_at: aware datetime; now. deadline_duration: seconds or timedelta that an
-    attempt may run; what the queue of the worker says. metadata: JSON object of at most 64 KiB. tags: at most 20.
-    ordering_key: jobs of one key go to one stripe of a striped queue. notify: False lets sleeping workers find it by
-    polling.
+    kind: instead of the one that a task of the class of the args is registered for, or else the class's own.
+    queue: else the kind's own, else "default". priority: 1 (first) to 4; 2. max_attempts: 1 to 1000; 25. run_at: aware
+    datetime; now. deadline_duration: seconds or timedelta that an attempt may run; what the queue of the worker says.
+    metadata: JSON object of at most 64 KiB. tags: at most 20. ordering_key: jobs of one key go to one stripe of a striped
+    queue. notify: False lets sleeping workers find it by polling; True.
     """
 
     kind: str | None
     queue: str | None
-    priority: int
-    max_attempts: int
+    priority: int | None
+    max_attempts: int | None
     run_at: datetime | None
     deadline_duration: Seconds | None
     metadata: Mapping[str, Any] | None
-    tags: Sequence[str]
+    tags: Sequence[str] | None
     ordering_key: str | bytes | None
-    notify: bool
+    notify: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,26 +129,28 @@ class Options:
     @classmethod
     def of(cls, options: InsertOpts) -> Options:
         """Check every option. Raises ValidationError naming the first one that is refused, and its limit."""
+        if not isinstance(options, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValidationError("options", f"a mapping is needed, not {type(options).__name__}")
         if unknown := options.keys() - InsertOpts.__annotations__.keys():
-            raise ValidationError(min(unknown), "there is no such option")
+            raise ValidationError(min(map(str, unknown))[:MAX_NAME], "there is no such option")
         get = options.get
         kind, queue, deadline = get("kind"), get("queue"), get("deadline_duration")
-        notify = get("notify", True)
-        if not isinstance(notify, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        priority, max_attempts, tags, notify = get("priority"), get("max_attempts"), get("tags"), get("notify")
+        if not isinstance(notify, bool) and notify is not None:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValidationError("notify", f"True or False is needed, not {type(notify).__name__}")
         return cls(
             kind=None if kind is None else name("kind", kind),
             queue=None if queue is None else name("queue", queue),
-            priority=whole("priority", get("priority", 2), 1, MAX_PRIORITY),
-            max_attempts=whole("max_attempts", get("max_attempts", 25), 1, MAX_ATTEMPTS),
+            priority=2 if priority is None else whole("priority", priority, 1, MAX_PRIORITY),
+            max_attempts=25 if max_attempts is None else whole("max_attempts", max_attempts, 1, MAX_ATTEMPTS),
             run_at=instant("run_at", get("run_at")),
             extra=extra.encode(
                 metadata=_metadata(get("metadata")),
-                tags=_tags(get("tags", ())),
+                tags=() if tags is None else _tags(tags),
                 deadline=None if deadline is None else positive_seconds("deadline_duration", deadline),
             ),
             ordering=_ordering(get("ordering_key")),
-            notify=notify,
+            notify=notify is not False,
         )
 
     def new_job(self, args: JobArgs, tasks: Mapping[str, Task]) -> NewJob:
@@ -162,7 +165,7 @@ class Options:
         encode = args_.encoder(args_type)
         if issubclass(args_type, Mapping):
             return lambda args: self._job(args_type, self.kind or _kind_in(args), encode, tasks)(args)
-        return self._job(args_type, self.kind or name("kind", args_.kind_of(args_type)), encode, tasks)
+        return self._job(args_type, self.kind or _kind_of(args_type, tasks), encode, tasks)
 
     def _job(
         self, args_type: type[Any], kind: str, encode: Callable[[Any], str], tasks: Mapping[str, Task]
@@ -228,14 +231,29 @@ def instant(field: str, value: object) -> datetime | None:
         return None
     if not isinstance(value, datetime):
         raise ValidationError(field, f"a datetime is needed, not {type(value).__name__}")
-    if value.utcoffset() is None:
+    try:
+        is_aware = value.utcoffset() is not None
+        found = value.astimezone(UTC) if is_aware else None
+    except OverflowError:
+        raise ValidationError(field, f"{value:%Y-%m-%d} is outside the years 1 … 9999 in UTC") from None
+    except Exception as error:
+        raise ValidationError(field, f"its time zone does not work: {describe(error)}") from error
+    if found is None:
         raise ValidationError(
             field, f"{value.isoformat()} has no time zone; use datetime.now(UTC) or another aware datetime"
         )
-    try:
-        return value.astimezone(UTC)
-    except OverflowError:
-        raise ValidationError(field, f"{value.isoformat()} is outside the years 1 … 9999 in UTC") from None
+    if found in _INFINITIES:
+        raise ValidationError(field, "is the first or the last moment of the years 1 … 9999, which means infinity")
+    return found
+
+
+def _kind_of(args_type: type[Any], tasks: Mapping[str, Task]) -> str:
+    """What a class is registered for, when that is one kind; else the kind of the class itself."""
+    registered = [kind for kind, task in tasks.items() if task.args_type is args_type]
+    if len(registered) > 1:
+        kinds = " and ".join(repr(kind) for kind in registered[:5])
+        raise ValidationError("kind", f"{args_type.__name__} is registered for {kinds}: say which with kind=")
+    return registered[0] if registered else name("kind", args_.kind_of(args_type))
 
 
 def _kind_in(args: Mapping[str, object]) -> str:
@@ -246,22 +264,21 @@ def _kind_in(args: Mapping[str, object]) -> str:
 
 
 def _metadata(value: object) -> dict[str, Any] | None:
-    if not value and (value is None or isinstance(value, Mapping)):
+    if value is None:
         return None
     if not isinstance(value, Mapping):
         raise ValidationError("metadata", f"a mapping is needed, not {type(value).__name__}")
+    if not value:
+        return None
     for key in value:
-        if not isinstance(key, str):
-            raise ValidationError("metadata", f"the key {key!r} is not text")
-        if key.startswith(_RESERVED) and key != _PERMITTED:
+        if isinstance(key, str) and key.startswith(_RESERVED) and key != _PERMITTED:
             raise ValidationError(
                 "metadata", f"the key {key[:MAX_NAME]!r} is reserved: keys may not begin with awa: or _awa_"
             )
-    written = args_.to_text("metadata", dict(value))
+    written, found = args_.to_object("metadata", value)
     size = len(written.encode())
     if size > MAX_METADATA_BYTES:
         raise ValidationError("metadata", f"has {size} bytes of JSON; {MAX_METADATA_BYTES} are allowed")
-    found: dict[str, Any] = json.loads(written)
     return found
 
 

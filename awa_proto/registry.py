@@ -72,7 +72,7 @@ class Registry:
     ) -> Callable[[H], H]:
         """The decorator that registers a handler; see `task` of each package."""
         if args_type is not None and not isinstance(args_type, type):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValidationError("args_type", f"a class is needed, not {args_type!r}; without one write task(kind=…)")
+            raise ValidationError("args_type", f"no class: {_called(args_type)}; without one write task(kind=…)")
         if kind is None:
             if args_type in (None, dict):
                 raise ValidationError("kind", "it must be given where there is no class to derive it from")
@@ -93,15 +93,15 @@ class Registry:
             raise ValidationError("kind", f"{task.kind!r} has a handler already: {_called(before.handler)}")
         handler = task.handler
         if not callable(handler):
-            raise ValidationError("handler", f"{handler!r} cannot be called")
+            raise ValidationError("handler", f"{_called(handler)} cannot be called")
         if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
             raise ValidationError("handler", f"{_called(handler)} is a generator function, whose body would never run")
         if task.is_async and not self._takes_coroutines:
             raise ValidationError("handler", f"{_called(handler)} is a coroutine function, which nothing here awaits")
         try:
             signature = inspect.signature(handler)
-        except ValueError:
-            return  # a builtin that does not say
+        except (ValueError, TypeError):
+            return  # a builtin that does not say, or an object that says something odd
         try:
             signature.bind(None)
         except TypeError as error:
@@ -115,5 +115,6 @@ def _is_coroutine_function(handler: object) -> bool:
 
 
 def _called(handler: object) -> str:
+    """Where a handler is written; of what has no name, the type."""
     module, qualname = getattr(handler, "__module__", None), getattr(handler, "__qualname__", None)
-    return f"{module}.{qualname}" if qualname else repr(handler)
+    return f"{module}.{qualname}" if isinstance(qualname, str) else f"a value of type {type(handler).__qualname__}"

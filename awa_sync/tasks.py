@@ -45,7 +45,8 @@ class Tasks:
 
         Args:
             args_type: The class of the args; without it they are a dict, and `kind` is needed.
-            kind: Instead of the one of the class: its `kind: ClassVar[str]`, or its name in snake case.
+            kind: Instead of the one of the class: its `kind: ClassVar[str]`, or its name in snake case. Clients that know
+                this task enqueue the class as this kind; a process without it has to say `kind=` itself.
             queue: Where jobs of this kind go when an insert names no queue.
 
         Raises:

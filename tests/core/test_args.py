@@ -17,6 +17,7 @@ import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from awa_proto import args as args_module
 from awa_proto.args import decoder, derive_kind, encode, kind_of
@@ -182,6 +183,62 @@ def test_plain_mappings_come_back_equal(value: dict[str, Any]) -> None:
     assert "\0" not in written
 
 
+SHOWN_AS = [
+    ({"n": {1: 2, "1": 3}}, "n has a key of type int"),
+    ({"n": [{"m": {None: 1}}]}, "n[0].m has a key of type NoneType"),
+    ({"n": b"abc"}, "n is a bytes"),
+    ({"n": [1, {2, 3}]}, "n[1] is a set"),
+    ({"n": frozenset()}, "n is a frozenset"),
+    ({"n": (each for each in "ab")}, "n is a generator"),
+    (MappingProxyType({"n": bytearray(b"abc")}), "n is a bytearray"),
+    (Anything({"n": {1: 2, "1": 3}}), "value.n has a key of type int"),
+    (Anything(Anything({1, 2})), "value.value is a set"),
+    (Loose.model_validate({"known": 1, "more": b"abc"}), "more is a bytes"),
+    (Box[dict[str, Any]](content={"n": {2}}), "content.n is a set"),
+]
+
+
+@pytest.mark.parametrize(("value", "change"), SHOWN_AS, ids=[change for _, change in SHOWN_AS])
+def test_what_would_come_back_as_something_else_is_refused_with_its_place(value: Any, change: str) -> None:
+    with pytest.raises(SerializationError) as caught:
+        encode(value)
+    assert caught.value.reason.startswith(change)
+
+
+def test_a_type_that_says_what_comes_back_may_hold_what_json_has_not() -> None:
+    @dataclass
+    class Typed:
+        some: set[int]
+        by: dict[int, str]
+        raw: bytes
+        rest: Any = None
+        turn: tuple[int, ...] = ()
+
+    value = Typed({1, 2}, {1: "a"}, b"abc", [{"a": (1, 2)}], (1, 2))
+    back = decoder(Typed)(encode(value))
+    assert back == Typed({1, 2}, {1: "a"}, b"abc", [{"a": [1, 2]}], (1, 2))
+
+
+def test_an_argument_whose_equality_is_broken_is_looked_at_as_any_other() -> None:
+    @dataclass
+    class Angry:
+        value: Any
+
+        @override
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError
+
+        __hash__ = None  # type: ignore[assignment]
+
+    assert encode(Angry({"a": 1})) == '{"value":{"a":1}}'
+    with pytest.raises(SerializationError, match="value is a set"):
+        encode(Angry({1}))
+
+
+def test_a_tuple_in_a_mapping_becomes_a_list() -> None:
+    assert encode({"a": (1, (2,))}) == '{"a":[1,[2]]}'
+
+
 def test_json_is_compact_and_not_escaped() -> None:
     assert encode(Address("Straße", 2)) == '{"street":"Straße","number":2}'
     assert encode({"a": [1, {"b": None}]}) == '{"a":[1,{"b":null}]}'
@@ -286,7 +343,8 @@ def test_text_about_nan_is_text() -> None:
         (Order.model_construct(lines=[]), "orderId: Field required"),
         (Anything(object()), "Unable to serialize unknown type"),
         ({"a": object()}, "Unable to serialize unknown type"),
-        ({1: 2}, "the key 1 is not text"),
+        ({1: 2}, "a key of type int; keys are text"),
+        ({10**5000: 2}, "a key of type int; keys are text"),
         ({"a": 10**5000}, "number out of range"),
         (pydantic.RootModel[list[int]]([1]), "an object is needed"),
     ],
@@ -363,6 +421,35 @@ def test_whatever_a_class_raises_while_decoding_is_a_serialization_error() -> No
 
     with pytest.raises(SerializationError, match="KeyError"):
         decoder(Angry)('{"a":1}')
+
+
+def test_an_error_that_cannot_be_told_is_a_serialization_error_too() -> None:
+    class Untold(ValueError):
+        @override
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    class Reads(pydantic.BaseModel):
+        a: int
+
+        @pydantic.field_validator("a")
+        @classmethod
+        def _no(cls, a: int) -> int:
+            raise Untold
+
+    @dataclass
+    class Makes:
+        a: int
+
+        def __post_init__(self) -> None:
+            if self.a == 2:
+                raise Untold
+
+    value = Makes(1)
+    value.a = 2
+    for call in (lambda: decoder(Reads)('{"a":1}'), lambda: decoder(Makes)('{"a":2}'), lambda: encode(value)):
+        with pytest.raises(SerializationError):
+            call()
 
 
 def test_a_type_that_pydantic_cannot_read_says_so_when_it_is_built() -> None:

@@ -108,6 +108,10 @@ def test_the_options_of_a_request_count_more_than_those_of_the_call(calls: Opera
     assert [(row.kind, row.queue, row.tags) for row in rows] == [
         ("send_email", "own", ["t"]), ("send_email", "call", ["t"]), ("x", "call", ["t"]),
     ]  # fmt: skip
+    assert (
+        run(calls.insert(EnqueueRequest(SendEmail("a"), {"queue": None, "priority": None}), priority=3)).priority == 3
+    )
+    del store.enqueued[-1]
     assert [(name, jobs[0].queue, notify) for name, jobs, notify in store.enqueued] == [
         ("insert", "own", False), ("insert", "own", True),
     ]  # fmt: skip
@@ -151,6 +155,8 @@ def test_one_bad_job_refuses_its_batch_and_is_named(calls: Operations[Any], stor
         (5, "jobs[1].args", ValidationError),
         ({"a": 1}, "jobs[1].kind", ValidationError),
         (EnqueueRequest(SendEmail("a")).priority(9), "jobs[1].priority", ValidationError),
+        (EnqueueRequest(SendEmail("a"), {5: 1}), "jobs[1].5", ValidationError),  # type: ignore[misc]
+        (EnqueueRequest(SendEmail("a"), "abc"), "jobs[1].options", ValidationError),  # type: ignore[arg-type]
         (EnqueueRequest(SendEmail("a"), {"prio": 1}), "jobs[1].prio", ValidationError),  # type: ignore[typeddict-unknown-key]
     ]
     for job, field, kind in bad:
@@ -261,7 +267,8 @@ def test_lists_take_a_state_by_value_or_by_name(calls: Operations[Any]) -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("state", "avialable"), ("state", 5), ("limit", 0), ("limit", MOST_LISTED + 1), ("limit", True), ("kind", ""),
+        ("state", "avialable"), ("state", 5), ("state", []), ("state", 10**400), ("state", "x" * 999),
+        ("limit", 0), ("limit", MOST_LISTED + 1), ("limit", True), ("kind", ""),
         ("queue", "a\0"), ("before_id", "1"), ("before_id", 2**63),
     ],
 )  # fmt: skip

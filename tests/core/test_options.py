@@ -4,7 +4,7 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from types import MappingProxyType
 from typing import Any
 
@@ -32,6 +32,10 @@ class Queue(str, enum.Enum):  # noqa: UP042  what people had before StrEnum; it 
     EMAIL = "email"
 
 
+class NoZone(tzinfo):
+    utcoffset = tzname = dst = None  # type: ignore[assignment]  # on purpose
+
+
 def job(args: Any = EMAIL, tasks: Any = MappingProxyType({}), **options: Any) -> NewJob:
     return Options.of(InsertOpts(**options)).new_job(args, tasks)  # type: ignore[typeddict-item]
 
@@ -57,7 +61,6 @@ REFUSED = [
     ("priority", True, "whole number is needed, not bool"),
     ("priority", 2.0, "whole number is needed, not float"),
     ("priority", "1", "whole number is needed, not str"),
-    ("priority", None, "whole number is needed, not NoneType"),
     ("max_attempts", 0, "outside 1 … 1000"),
     ("max_attempts", 1001, "outside 1 … 1000"),
     ("max_attempts", True, "not bool"),
@@ -66,6 +69,10 @@ REFUSED = [
     ("run_at", "2026-01-01", "a datetime is needed, not str"),
     ("run_at", datetime.min.replace(tzinfo=timezone(timedelta(hours=1))), "years 1 … 9999"),
     ("run_at", datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))), "years 1 … 9999"),
+    ("run_at", datetime.min.replace(tzinfo=UTC), "infinity"),
+    ("run_at", datetime.max.replace(tzinfo=UTC), "infinity"),
+    ("run_at", datetime(2026, 1, 1, tzinfo=NoZone()), "its time zone does not work"),
+    ("deadline_duration", 10**400, "outside"),
     ("deadline_duration", 0, "0 seconds is no time"),
     ("deadline_duration", -1, "outside 0 … 100 years"),
     ("deadline_duration", math.nan, "outside"),
@@ -77,13 +84,15 @@ REFUSED = [
     ("tags", ["a\0"], "NUL"),
     ("tags", ["\ud800"], "surrogate"),
     ("tags", [1], "text is needed, not int"),
-    ("tags", None, "a sequence of text is needed, not NoneType"),
     ("metadata", {"awa:x": 1}, "reserved"),
     ("metadata", {"_awa_x": 1}, "reserved"),
-    ("metadata", {1: 1}, "not text"),
+    ("metadata", {1: 1}, "keys are text"),
     ("metadata", {"a": "x" * 65536}, "65544 bytes of JSON; 65536"),
     ("metadata", {"a": "é" * 32768}, "65544 bytes of JSON; 65536"),
     ("metadata", {"a": [{"b": math.nan}]}, "a[0].b is not a finite number"),
+    pytest.param("metadata", {"a": 10**5000}, "number out of range", id="metadata-huge"),
+    ("metadata", {"a": {1: 1, "1": 2}}, "a has a key of type int"),
+    ("metadata", {"a": {1}}, "a is a set"),
     ("metadata", {"a": "\0"}, "NUL"),
     ("metadata", {"a\0": 1}, "NUL"),
     ("metadata", {"a": "\ud800"}, "surrogate"),
@@ -106,7 +115,7 @@ def test_what_is_refused_names_its_field_and_its_limit(field: str, value: object
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("field", ["kind", "queue", "run_at", "deadline_duration", "metadata", "ordering_key"])
+@pytest.mark.parametrize("field", InsertOpts.__annotations__)
 def test_none_means_the_default(field: str) -> None:
     assert job(**{field: None}) == job()
 
@@ -189,6 +198,17 @@ def test_the_queue_is_the_options_or_the_kinds_or_default() -> None:
     assert job(tasks=tasks).queue == "email"
     assert job(tasks=tasks, kind="other").queue == "default"
     assert job(tasks=task("send_email", SendEmail)).queue == "default"
+
+
+def test_the_kind_a_class_is_registered_for_is_the_kind_of_its_jobs() -> None:
+    tasks = task("mail", SendEmail, "email") | task("other", None)
+    assert (job(tasks=tasks).kind, job(tasks=tasks).queue) == ("mail", "email")
+    assert job(tasks=tasks, kind="send_email").kind == "send_email"
+    assert job(tasks=task("x", dict[str, int])).kind == "send_email"
+    with pytest.raises(ValidationError, match="SendEmail is registered for 'mail' and 'post'") as caught:
+        job(tasks=tasks | task("post", SendEmail))
+    assert caught.value.field == "kind"
+    assert job(tasks=tasks | task("post", SendEmail), kind="post").kind == "post"
 
 
 def test_a_mapping_needs_a_kind_from_somewhere() -> None:

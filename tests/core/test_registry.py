@@ -91,6 +91,7 @@ async def _async_generator(job: Any) -> AsyncIterator[None]:
         (lambda *, job: None, "cannot be called with the job alone"),
         (lambda job, *, more: None, "cannot be called with the job alone"),
         (5, "cannot be called"),
+        pytest.param(10**5000, "cannot be called", id="huge"),
         (_generator, "generator function"),
         (_async_generator, "generator function"),
     ],
@@ -123,6 +124,7 @@ def test_a_kind_has_one_handler() -> None:
         (SendEmail, {"queue": "a\0"}, "queue"),
         (SendEmail, {"queue": ""}, "queue"),
         (SendEmail("a"), {}, "args_type"),
+        pytest.param(10**5000, {}, "args_type", id="huge"),
         (plain, {}, "args_type"),
     ],
 )
