@@ -39,6 +39,22 @@ async def a_producer_notifies_sleepers_of_their_queues_and_nobody_else(kit: Data
         assert await worker.heard() == []
 
 
+async def an_announcement_can_be_narrowed_and_is_withdrawn_whole(kit: DatabaseKit) -> None:
+    """A worker with one noisy queue still sleeps for the other; announcing the same again is only a sign of life."""
+    async with kit.session() as worker:
+        await listen(kit, worker)
+        await worker.run(kit.store.announce(["q", "r"]))
+        await worker.run(kit.store.announce(["q", "r"], ["q", "r"]))
+        await worker.run(kit.store.announce(["r"], ["q", "r"]))
+        await kit.enqueue(1)
+        assert await worker.heard() == []
+        await kit.enqueue(1, queue="r")
+        assert await worker.heard() == ["r"]
+        await worker.run(kit.store.withdraw())
+        await kit.enqueue(1, queue="r")
+        assert await worker.heard() == []
+
+
 async def a_sleeper_hears_when_the_transaction_commits_and_nothing_when_it_rolls_back(kit: DatabaseKit) -> None:
     """One word for a queue and transaction, however many jobs."""
     async with kit.session() as worker, kit.session() as user:

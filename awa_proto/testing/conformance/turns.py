@@ -6,8 +6,10 @@ from functools import partial
 
 from awa_proto.errors import DatabaseError, Failure
 from awa_proto.store import Claimed, Demand, Ring
+from awa_proto.store.queue.names import Names
 from awa_proto.testing.conformance.kit import DatabaseKit, Session, jobs, together
 
+CLAIM_SEED = Names("awa").seed("claim")
 RING = Ring(256, (0,))
 LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 
@@ -133,6 +135,51 @@ async def who_loses_the_turn_itself_is_told_again(kit: DatabaseKit) -> None:
     # where transactions are REPEATABLE READ it is rolled back instead, and has been run again
     assert bool(answer.attempts) is (answer.again == frozenset())
     assert [a.id for a in [*answer.attempts, *await kit.claim()]] == ids[1:]
+
+
+async def a_claim_gives_way_to_an_open_transaction_that_holds_its_turn(kit: DatabaseKit) -> None:
+    """A cancellation in somebody's open transaction holds one queue: a claim of it fails soon, other queues are claimed."""
+    held, *_ = await kit.enqueue(2)
+    await kit.enqueue(1, queue="other")
+    async with kit.session() as admin:
+        await admin.sql("BEGIN")
+        await admin.run(kit.store.cancel(held))
+        try:
+            await kit.run(kit.store.claim(1, RING, [Demand("q", 9)]))
+        except DatabaseError as error:
+            assert error.failure is Failure.BUSY, error
+        else:
+            raise AssertionError("claimed what an open transaction has taken")
+        assert len(await kit.claim(queue="other")) == 1
+        await admin.sql("ROLLBACK")
+    assert len(await kit.claim()) == 2
+
+
+async def what_a_person_does_in_a_transaction_leaves_its_settings_alone(kit: DatabaseKit) -> None:
+    """A lock timeout meant for a worker must not fail a user's later statements."""
+    running, waiting = await kit.enqueue(2)
+    await kit.claim(1)
+    async with kit.session() as user:
+        await user.sql("BEGIN")
+        before = await user.sql("SHOW lock_timeout")
+        for id in (running, waiting):
+            await user.run(kit.store.cancel(id))
+        await user.run(kit.store.insert(jobs(2)))
+        assert await user.sql("SHOW lock_timeout") == before
+        await user.sql("COMMIT")
+
+
+async def a_claim_that_insists_asks_although_another_seems_to_be_at_it(kit: DatabaseKit) -> None:
+    """L1: the advisory lock only spares work; whoever holds its key for long must not stop a queue."""
+    await kit.enqueue(2)
+    async with kit.session() as other:
+        await other.sql("BEGIN")
+        await other.sql(f"SELECT pg_advisory_xact_lock(hashtextextended('q#0', {CLAIM_SEED}))")
+        answer = await kit.run(kit.store.claim(1, RING, [Demand("q", 9)]))
+        assert (list(answer.attempts), answer.again) == ([], frozenset({("q", 0)}))
+        insisting = await kit.run(kit.store.claim(1, RING, [Demand("q", 9, insist=True)]))
+        assert len(insisting.attempts) == 2
+        await other.sql("ROLLBACK")
 
 
 async def a_claim_refuses_a_transaction_that_has_written(kit: DatabaseKit) -> None:
