@@ -89,7 +89,6 @@ _BY_SQLSTATE: dict[str, Failure] = {
     "08001": Failure.UNAVAILABLE,
     "08003": Failure.CONNECTION_LOST,
     "08004": Failure.UNAVAILABLE,
-    "0A000": Failure.TRANSIENT,
     "23505": Failure.UNIQUE_VIOLATION,
     "25006": Failure.READ_ONLY,
     "26000": Failure.UNPREPARED,
@@ -110,8 +109,7 @@ _BY_SQLSTATE: dict[str, Failure] = {
     "57P04": Failure.UNAVAILABLE,
     "57P05": Failure.OUTCOME_UNKNOWN,
 }
-"""08001 is what an adapter says when it cannot connect and no server spoke. 0A000 is how a prepared statement fails whose
-table was altered since (measured on 15 and 18): a new connection does not have it."""
+"""08001 is what an adapter says when it cannot connect and no server spoke."""
 _BY_CLASS: dict[str, Failure] = {
     "08": Failure.OUTCOME_UNKNOWN,
     "40": Failure.TRANSIENT,
@@ -121,13 +119,24 @@ _BY_CLASS: dict[str, Failure] = {
 """Class 40 rolls back by definition; 53 is a lack of resources; 58 an error of the operating system under the server."""
 
 
-def classify(sqlstate: str | None, *, sent: bool = True) -> Failure:
+def is_stale_plan(sqlstate: str | None, source: str | None) -> bool:
+    """Whether a prepared statement failed because its table was altered since; a new connection does not have it.
+
+    0A000 says "feature not supported" and much else; the text is translated, so the function that raised it decides.
+    """
+    return sqlstate == "0A000" and source == "RevalidateCachedQuery"
+
+
+def classify(sqlstate: str | None, *, sent: bool = True, source: str | None = None) -> Failure:
     """What a SQLSTATE means; None is a loss of the connection that no server reported.
 
     sent: whether the statement (or COMMIT) can have reached the server. What was never sent was never done.
+    source: the function of the server that raised the error, when it said so.
     """
     if sqlstate is None:
         found = Failure.OUTCOME_UNKNOWN
+    elif is_stale_plan(sqlstate, source):
+        found = Failure.TRANSIENT
     else:
         found = _BY_SQLSTATE.get(sqlstate) or _BY_CLASS.get(sqlstate[:2], Failure.REFUSED)
     if found is Failure.OUTCOME_UNKNOWN and not sent:
@@ -140,24 +149,51 @@ class DatabaseError(AwaError):
 
     sqlstate: five characters, or None when the connection broke without a word from the server.
     constraint: the name of the violated constraint, when there is one.
+    source: the function of the server that raised it, when it said so.
     failure: what the error means; see `Failure`.
     """
 
     def __init__(
-        self, message: str, sqlstate: str | None = None, *, constraint: str | None = None, sent: bool = True
+        self,
+        message: str,
+        sqlstate: str | None = None,
+        *,
+        constraint: str | None = None,
+        source: str | None = None,
+        sent: bool = True,
     ) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
         self.constraint = constraint
-        self.failure = classify(sqlstate, sent=sent)
+        self.source = source
+        self.failure = classify(sqlstate, sent=sent, source=source)
 
     @property
     def connection_is_dead(self) -> bool:
-        """Whether the connection must not be used again."""
-        return self.failure in _DEAD
+        """Whether the connection must not be used again: it is gone, of no use, or its prepared statements are."""
+        return self.failure in _DEAD or is_stale_plan(self.sqlstate, self.source)
+
+    def restated(self, message: str | None = None, *, sent: bool = True) -> DatabaseError:
+        """The same error with another message, or known not to have been sent; its cause is for the caller to set."""
+        sent = sent and self.failure is not Failure.CONNECTION_LOST
+        text = str(self) if message is None else message
+        return DatabaseError(text, self.sqlstate, constraint=self.constraint, source=self.source, sent=sent)
+
+    def is_of_users_sql(self) -> None:
+        """The statement was a user's own: what it misses says nothing about our schema, nor about a pooler."""
+        if self.failure in {Failure.NOT_MIGRATED, Failure.UNPREPARED}:
+            self.failure = Failure.REFUSED
 
 
-_DEAD = frozenset({Failure.CONNECTION_LOST, Failure.OUTCOME_UNKNOWN, Failure.UNAVAILABLE, Failure.READ_ONLY})
+_DEAD = frozenset(
+    {
+        Failure.CONNECTION_LOST,
+        Failure.OUTCOME_UNKNOWN,
+        Failure.UNAVAILABLE,
+        Failure.READ_ONLY,
+        Failure.UNPREPARED,
+    }
+)
 _ROLLED_BACK = frozenset({Failure.TRANSIENT, Failure.CONNECTION_LOST, Failure.UNPREPARED, Failure.READ_ONLY})
 _MOST_ATTEMPTS = 5
 

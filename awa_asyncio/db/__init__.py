@@ -16,18 +16,16 @@ from typing import Any, Protocol, TypeVar
 from awa_asyncio.db.attempt import (
     BEGIN,
     Link,
-    Preparing,
     autocommitted,
-    drive,
     in_transaction,
     recover,
     run_once,
-    seconds_of,
 )
 from awa_asyncio.db.lane import Lane
 from awa_asyncio.db.shield import shielded
-from awa_proto.errors import ConfigurationError, DatabaseError, Failure, Retries, not_migrated
-from awa_proto.plan import Op, Row, Statement, Value
+from awa_proto.driving.ops import Preparing, drive_awaited, errors_of_library, schema_named, seconds_of, users_sql
+from awa_proto.errors import ConfigurationError, DatabaseError, Failure, Retries
+from awa_proto.plan import Op, Row, Value, users_own
 
 T = TypeVar("T")
 
@@ -44,31 +42,41 @@ class Source(Protocol):
     async def give_back(self, link: Any) -> None:
         """Take back a connection that is clean or closed."""
 
+    def drop_idle(self) -> None:
+        """Close what is idle and ours, so that the next caller gets a new connection."""
+
     async def close(self) -> None:
         """Close what is ours."""
 
+    def abandon(self) -> None:
+        """Close what is ours at once, also when the event loop it was used on is closed."""
+
 
 class Connection:
-    """A transaction of ours, READ COMMITTED, for Ops and for SQL of the user's own, one statement at a time."""
+    """A transaction of ours, READ COMMITTED, for Ops and for SQL of the user's own; its statements run in turn.
+
+    turn: held by whoever uses the connection.
+    """
 
     def __init__(self, link: Link, schema: str, seconds: float) -> None:
         self._link: Link | None = link
         self._schema = schema
         self._seconds = seconds
+        self.turn = asyncio.Lock()
 
     async def run(self, op: Op[T]) -> T:
         """The result of an Op inside this transaction; never tried again, for its failure ends the transaction."""
-        try:
-            return await drive(op.start(), partial(in_transaction, self._open(), seconds_of(op, self._seconds)))
-        except DatabaseError as error:
-            if error.failure is Failure.NOT_MIGRATED:
-                raise not_migrated(self._schema) from error
-            raise
+        async with self.turn:
+            perform = partial(in_transaction, self._open(), seconds_of(op, self._seconds))
+            with schema_named(self._schema):
+                return await drive_awaited(op.start(), perform)
 
     async def fetch(self, sql: str, *params: Value) -> list[Row]:
         """The rows of one statement with placeholders `$1`, each with a cast. Raises DatabaseError."""
-        rows: list[Row] = await in_transaction(self._open(), self._seconds, Statement("user", sql, params))
-        return rows
+        async with self.turn:
+            with users_sql():
+                rows: list[Row] = await in_transaction(self._open(), self._seconds, users_own(sql, params))
+            return rows
 
     async def execute(self, sql: str, *params: Value) -> None:
         """Run one statement with placeholders `$1`, each with a cast. Raises DatabaseError."""
@@ -80,7 +88,7 @@ class Connection:
 
     def _open(self) -> Link:
         if self._link is None:
-            raise DatabaseError("this transaction is over", "25P01")
+            raise DatabaseError("this transaction is over", "25P01", sent=False)
         return self._link
 
 
@@ -90,6 +98,7 @@ class Database:
     source: where the connections for single Ops and transactions come from.
     connect: opens a connection that belongs to no pool; None when there is no DSN.
     borrow: a Link over a connection of the caller; raises ConfigurationError when it is of another kind.
+    library_error: what the library raises, which a caller gets to see.
     """
 
     def __init__(
@@ -98,6 +107,7 @@ class Database:
         source: Source,
         connect: Callable[[float], Awaitable[Link]] | None,
         borrow: Callable[[object], Link],
+        library_error: type[Exception],
         preparing: Preparing,
         schema: str,
         statement_timeout: float,
@@ -106,6 +116,7 @@ class Database:
         self._source = source
         self._connect = connect
         self._borrow = borrow
+        self._library_error = library_error
         self._preparing = preparing
         self._schema = schema
         self._seconds = statement_timeout
@@ -117,6 +128,10 @@ class Database:
     async def close(self) -> None:
         """Close the connections that are ours. A pool that was handed in stays open."""
         await self._source.close()
+
+    def abandon(self) -> None:
+        """The same at once, also when the event loop it was used on is closed."""
+        self._source.abandon()
 
     async def run(self, op: Op[T]) -> T:
         """The result of one Op.
@@ -136,21 +151,14 @@ class Database:
                 finally:
                     await self._source.give_back(link)
             except DatabaseError as error:
-                self._preparing.learn_from(error)
+                self._learn_from(error)
                 pause = retries.after(error)
             await asyncio.sleep(pause)
 
     async def _run_borrowed(self, op: Op[T], connection: object) -> T:
         link = self._borrow(connection)
-        try:
-            return await drive(op.start(), partial(autocommitted, link, seconds_of(op, self._seconds)))
-        except DatabaseError as error:
-            if error.failure is Failure.NOT_MIGRATED:
-                raise not_migrated(self._schema) from error
-            if error.__cause__ is None:
-                raise
-            original = error.__cause__
-        raise original
+        with errors_of_library(self._schema, self._library_error):
+            return await drive_awaited(op.start(), partial(autocommitted, link, seconds_of(op, self._seconds)))
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -162,10 +170,11 @@ class Database:
                 await in_transaction(link, self._seconds, BEGIN)
                 yield connection
                 connection.end()
-                await shielded(link, link.commit(), self._seconds)
+                async with connection.turn:
+                    await shielded(link, link.commit(), self._seconds)
             except BaseException as error:
                 connection.end()
-                self._preparing.learn_from(error)
+                self._learn_from(error)
                 await recover(link, error)
                 raise
         finally:
@@ -189,3 +198,8 @@ class Database:
         if self._connect is None:
             raise ConfigurationError(f"the lane {name!r} needs a connection of its own: give dsn= beside pool=")
         return Lane(self._connect, self._preparing, self._seconds, channel=channel, notified=notified, lost=lost)
+
+    def _learn_from(self, error: BaseException) -> None:
+        self._preparing.learn_from(error)
+        if isinstance(error, DatabaseError) and error.failure is Failure.READ_ONLY:
+            self._source.drop_idle()  # they lead to the same standby

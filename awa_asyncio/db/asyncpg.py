@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random as _random
-from collections.abc import AsyncGenerator, Callable
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, TypeAlias, cast
 
@@ -18,11 +19,13 @@ import asyncpg
 
 from awa_asyncio import db
 from awa_asyncio.db import Connection, Lane
-from awa_asyncio.db.attempt import BEGIN, Preparing
+from awa_asyncio.db.attempt import BEGIN
 from awa_asyncio.db.pool import Pool
 from awa_asyncio.db.shield import GRACE, shielded
+from awa_proto.driving.ops import Preparing
+from awa_proto.driving.sockets import is_readable
 from awa_proto.dsn import check_dsn
-from awa_proto.errors import ConfigurationError, DatabaseError
+from awa_proto.errors import ConfigurationError, DatabaseError, ValidationError
 from awa_proto.plan import Copy, Rows, Statement, Step, Value
 
 __all__ = ["Connection", "Database", "Lane"]
@@ -63,6 +66,7 @@ class Database(db.Database):
             source=Pool(connect, max_size) if pool is None else _LentPool(pool, preparing),
             connect=connect if pool is None or dsn is not None else None,
             borrow=_borrow,
+            library_error=Exception,
             preparing=preparing,
             schema=schema,
             statement_timeout=statement_timeout,
@@ -86,6 +90,10 @@ class _Link:
         return not self.connection.is_closed() and self._prepared == self._preparing.on
 
     @property
+    def silent(self) -> bool:
+        return not is_readable(self._socket.fileno())
+
+    @property
     def clean(self) -> bool:
         return self.connection.is_closed() or (self._answered and not self.connection.is_in_transaction())
 
@@ -102,39 +110,45 @@ class _Link:
 
     async def _fetch(self, statement: Statement) -> Rows:
         _check(statement.params)
-        self._answered = False
-        try:
-            rows = await self.connection.fetch(statement.sql, *statement.params)
-        except Exception as error:
-            self._answered = True
-            raise _database_error(error) from error
-        self._answered = True
-        return list(map(tuple, rows))
+        ask = self.connection.fetch if statement.prepare else self._fetch_unprepared
+        return list(map(tuple, await self._ask(ask(statement.sql, *statement.params))))
+
+    async def _fetch_unprepared(self, sql: str, *params: Value) -> Any:
+        unnamed = await self.connection.prepare(sql, name="")  # not in asyncpg's cache, where it would push others out
+        return await unnamed.fetch(*params)
 
     async def _copy(self, copy: Copy) -> Rows:
-        self._answered = False
         chunks = _each(copy)
+        copying = self.connection.copy_to_table(
+            copy.table, schema_name=copy.schema, columns=copy.columns, source=chunks
+        )
         try:
-            status = await self.connection.copy_to_table(
-                copy.table, schema_name=copy.schema, columns=copy.columns, source=chunks
-            )
-        except _ERRORS as error:  # not an error of the chunks: that is the caller's, and leaves a cancel under way
-            self._answered = True
-            raise _database_error(error) from error
+            status = await self._ask(copying)
+        except _ChunksFailedError as failed:
+            error = failed.error
+        else:
+            return [(int(status.split()[-1]),)]
         finally:
             await chunks.aclose()
-        self._answered = True
-        return [(int(status.split()[-1]),)]
+        raise error
 
     async def _command(self, sql: str) -> str:
-        self._answered = False
+        status: str = await self._ask(self.connection.execute(sql))
+        return status
+
+    async def _ask(self, work: Awaitable[Any]) -> Any:
+        """The answer of asyncpg, whose failures come out as DatabaseError."""
+        answered, self._answered = self._answered, False
         try:
-            status: str = await self.connection.execute(sql)
+            answer = await work
+        except _ChunksFailedError:
+            raise  # with a request to cancel under way
         except Exception as error:
-            self._answered = True
+            nothing_sent = isinstance(error, asyncpg.InterfaceError)  # something else may run on the connection
+            self._answered = answered if nothing_sent else True
             raise _database_error(error) from error
         self._answered = True
-        return status
+        return answer
 
     async def commit(self) -> None:
         if await self._command("COMMIT") != "COMMIT":
@@ -153,7 +167,14 @@ class _Link:
         await taken
 
     def close(self) -> None:
-        self.connection.terminate()
+        with contextlib.suppress(AttributeError, OSError, TypeError):  # closed already, or of a loop that is
+            self._socket.shutdown(socket.SHUT_RDWR)  # without the event loop, which may never run again
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            self.connection.terminate()
+
+    @property
+    def _socket(self) -> Any:
+        return self.connection._transport.get_extra_info("socket")  # noqa: SLF001  there is no public way
 
     async def goodbye(self) -> None:
         with contextlib.suppress(DatabaseError, *_ERRORS):
@@ -163,12 +184,7 @@ class _Link:
         def heard(*said: Any) -> None:  # connection, pid, channel, payload
             notified(said[3])
 
-        self._answered = False
-        try:
-            await self.connection.add_listener(channel, heard)
-        except Exception as error:
-            raise _database_error(error) from error
-        self._answered = True
+        await self._ask(self.connection.add_listener(channel, heard))
 
     def watch(self, lost: Callable[[DatabaseError], object]) -> None:
         def ended(_: _Library) -> None:
@@ -187,7 +203,15 @@ class _LentPool:
     async def take(self, seconds: float) -> _Link:
         try:
             async with asyncio.timeout(seconds):
-                return _Link(await self._pool.acquire(), self._preparing)
+                while True:
+                    link = _Link(await self._pool.acquire(), self._preparing)
+                    if link.silent and _speaks_utf8(link.connection):
+                        return link
+                    if link.silent:
+                        await self.give_back(link)
+                        raise ConfigurationError("the connections of pool= have another client_encoding than UTF8")
+                    link.close()
+                    await self.give_back(link)
         except _ERRORS as error:
             raise _connect_error(error, seconds) from error
 
@@ -195,14 +219,29 @@ class _LentPool:
         with contextlib.suppress(DatabaseError, *_ERRORS):  # what was done with it is done; the pool drops it
             await shielded(link, self._pool.release(link.connection), GRACE)
 
+    def drop_idle(self) -> None:
+        """Leave them: they are the user's."""
+
     async def close(self) -> None:
+        """Leave it open: it was handed in."""
+
+    def abandon(self) -> None:
         """Leave it open: it was handed in."""
 
 
 def _borrow(connection: object) -> _Link:
     if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
         raise ConfigurationError(f"using= takes an asyncpg connection here, not {type(connection).__qualname__}")
-    return _Link(connection, Preparing())
+    link = _Link(connection, Preparing())
+    if link.usable and not _speaks_utf8(connection):
+        raise ValidationError("using", "the connection has another client_encoding than UTF8, which it needs")
+    return link
+
+
+def _speaks_utf8(connection: _Library) -> bool:
+    """Whether the chunks of a COPY, which are not asyncpg's to encode, mean what they should."""
+    encoding: str = connection.get_settings().client_encoding
+    return encoding.replace("-", "").lower() in {"utf8", "unicode"}
 
 
 async def _connect(dsn: str | None, seconds: float, *, prepare: bool) -> _Library:
@@ -214,6 +253,7 @@ async def _connect(dsn: str | None, seconds: float, *, prepare: bool) -> _Librar
             statement_cache_size=100 if prepare else 0,
             max_cached_statement_lifetime=0,  # the SQL of an Op never changes, so nothing in the cache grows old
             max_cacheable_statement_size=0,  # no limit
+            server_settings={"client_encoding": "utf8"},  # whatever the DSN says: chunks of a COPY are written in it
         )
     except ValueError:  # of the DSN; its text is not repeated, it may hold the password
         raise ConfigurationError("the database URL or a PG* environment variable cannot be read by asyncpg") from None
@@ -221,9 +261,20 @@ async def _connect(dsn: str | None, seconds: float, *, prepare: bool) -> _Librar
         raise _connect_error(error, seconds) from error
 
 
+class _ChunksFailedError(Exception):
+    """What the chunks of a COPY raised, while it passes through asyncpg, which takes some exceptions for its own."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
 async def _each(copy: Copy) -> AsyncGenerator[bytes]:
-    for chunk in copy.chunks:
-        yield chunk
+    try:
+        for chunk in copy.chunks:
+            yield chunk
+    except Exception as error:
+        raise _ChunksFailedError(error) from error
 
 
 _INFINITIES = (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
@@ -267,12 +318,16 @@ def _database_error(error: Exception) -> DatabaseError:
     """What a failed statement means."""
     said: Any
     if (said := _said(error)) is not None:
-        return DatabaseError(error.args[0], said.sqlstate, constraint=said.constraint_name)
+        source: str | None = said.server_source_function
+        return DatabaseError(error.args[0], said.sqlstate, constraint=said.constraint_name, source=source)
     if isinstance(error, asyncpg.PostgresConnectionError):
         said = _said(error.__cause__)  # before it hung up
         return DatabaseError(error.args[0], None if said is None else said.sqlstate)
     if isinstance(error, asyncpg.InterfaceError):
         return DatabaseError(error.args[0], "08003" if "closed" in error.args[0] else "XX000", sent=False)
+    if isinstance(error, asyncpg.InternalClientError) and "cannot switch to state" in str(error):
+        # The server has said goodbye and not hung up yet. asyncpg finds that before it sends anything.
+        return DatabaseError(f"the connection was being closed by the other side: {error}", sent=False)
     if isinstance(error, asyncpg.InternalClientError | OSError):
         return DatabaseError(f"the connection broke: {error}")
     return DatabaseError(f"a value that cannot be sent: {error}", "22000", sent=False)

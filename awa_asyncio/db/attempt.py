@@ -10,12 +10,13 @@ The library is behind `Link`, one connection whose every failure is a `DatabaseE
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from awa_asyncio.db.pool import Pooled
 from awa_asyncio.db.shield import GRACE, Closable, Deadline, shielded
+from awa_proto.driving.ops import drive_awaited
 from awa_proto.errors import DatabaseError, Failure
 from awa_proto.plan import Op, Statement, Step
 
@@ -25,8 +26,6 @@ BEGIN = Statement("begin", "BEGIN ISOLATION LEVEL READ COMMITTED")
 """Whatever the role or the database defaults to."""
 
 _log = logging.getLogger("awa")
-_STALE_PLAN = "0A000"
-"""Says a prepared statement whose table was altered ("cached plan must not change result type")."""
 
 
 class Link(Pooled, Closable, Protocol):
@@ -57,36 +56,6 @@ class Link(Pooled, Closable, Protocol):
         """Call `lost` when the connection breaks while nobody uses it."""
 
 
-class Preparing:
-    """Whether statements are prepared on the server: until the first sign of a pooler that loses them."""
-
-    on = True
-
-    def learn_from(self, error: BaseException) -> None:
-        """Turn preparing off, once, if that is what `error` means."""
-        if self.on and isinstance(error, DatabaseError) and error.failure is Failure.UNPREPARED:
-            self.on = False
-            _log.warning("prepared statements are off from here on, a connection pooler seems to lose them: %s", error)
-
-
-async def drive(plan: Generator[Step, Any, T], perform: Callable[[Step], Awaitable[Any]]) -> T:
-    """The trampoline: feed a plan with what it asks for, until it returns."""
-    try:
-        step = next(plan)
-        while True:
-            try:
-                rows = await perform(step)
-            except DatabaseError as error:
-                step = plan.throw(error)
-            else:
-                step = plan.send(rows)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    finally:
-        plan.close()
-
-
 async def bounded(link: Link, seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """`work` on `link`, ended from outside when it takes longer than `seconds`."""
     deadline = Deadline(link, seconds)
@@ -94,7 +63,7 @@ async def bounded(link: Link, seconds: float, work: Coroutine[Any, Any, T]) -> T
         return await work
     except DatabaseError as error:
         if deadline.passed:
-            raise _restated(error, f"no answer within {seconds:g} s: {error}") from error.__cause__
+            raise error.restated(f"no answer within {seconds:g} s: {error}") from error.__cause__
         raise
     finally:
         deadline.lift()
@@ -135,22 +104,17 @@ async def _undone_when_lost(work: Coroutine[Any, Any, T]) -> T:
         return await work
     except DatabaseError as error:
         if error.failure is Failure.OUTCOME_UNKNOWN:
-            raise _restated(error, str(error), sent=False) from error.__cause__
+            raise error.restated(sent=False) from error.__cause__
         raise
-
-
-def _restated(error: DatabaseError, message: str, *, sent: bool = True) -> DatabaseError:
-    sent = sent and error.failure is not Failure.CONNECTION_LOST
-    return DatabaseError(message, error.sqlstate, constraint=error.constraint, sent=sent)
 
 
 async def run_once(link: Link, op: Op[T], seconds: float) -> T:
     """The result of one attempt at `op`, in a transaction when it is atomic. Leaves the connection clean, or closed."""
     try:
         if not op.atomic:
-            return await drive(op.start(), partial(autocommitted, link, seconds))
+            return await drive_awaited(op.start(), partial(autocommitted, link, seconds))
         transaction = _Transaction(link, seconds)
-        result = await drive(op.start(), transaction.perform)
+        result = await drive_awaited(op.start(), transaction.perform)
         if transaction.begun:
             await shielded(link, link.commit(), seconds)
     except BaseException as error:
@@ -161,9 +125,7 @@ async def run_once(link: Link, op: Op[T], seconds: float) -> T:
 
 async def recover(link: Link, error: BaseException) -> None:
     """After a failure: leave the connection clean, or closed."""
-    if isinstance(error, DatabaseError) and (
-        error.connection_is_dead or error.failure is Failure.UNPREPARED or error.sqlstate == _STALE_PLAN
-    ):
+    if isinstance(error, DatabaseError) and error.connection_is_dead:
         link.close()
     elif not link.clean:
         try:
@@ -173,8 +135,3 @@ async def recover(link: Link, error: BaseException) -> None:
         finally:
             if not link.clean:
                 link.close()
-
-
-def seconds_of(op: Op[Any], default: float) -> float:
-    """What each statement of `op` may take."""
-    return default if op.timeout is None else op.timeout

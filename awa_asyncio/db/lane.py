@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from awa_asyncio.db.attempt import Link, Preparing, bounded, run_once, seconds_of
+from awa_asyncio.db.attempt import Link, bounded, run_once
+from awa_proto.driving.ops import Preparing, seconds_of
 from awa_proto.errors import DatabaseError
 from awa_proto.plan import Op
 
@@ -43,9 +44,7 @@ class Lane:
         """The result of an Op, run exactly once. Raises DatabaseError."""
         seconds = seconds_of(op, self._seconds)
         async with self._turn:
-            link = self._link
-            if link is None or not link.usable:
-                link = await self._open(seconds)
+            link = await self._ready(seconds)
             try:
                 return await run_once(link, op, seconds)
             except BaseException as error:
@@ -59,6 +58,18 @@ class Lane:
         link, self._link = self._link, None
         if link is not None:
             await link.goodbye()
+
+    async def _ready(self, seconds: float) -> Link:
+        """The open connection, or a new one."""
+        if (link := self._link) is None:
+            return await self._open(seconds)
+        if link.usable and not link.silent and self._channel is not None:
+            await asyncio.sleep(0)  # the event loop takes in what came: notifications, or the end
+        elif link.usable and link.silent:
+            return link
+        if self._link is link and link.usable and self._channel is not None:
+            return link
+        return await self._open(seconds)
 
     async def _open(self, seconds: float) -> Link:
         if (old := self._link) is not None:

@@ -19,8 +19,16 @@ class Pooled(Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether it is open, as far as can be told without asking the server."""
+        """Whether it is open, as far as this side knows."""
         ...
+
+    @property
+    def silent(self) -> bool:
+        """Whether the server sent nothing while nobody asked; what it sends then is mostly its farewell."""
+        ...
+
+    def close(self) -> None:
+        """Close at once."""
 
     async def goodbye(self) -> None:
         """Close in order: the server is told."""
@@ -58,8 +66,9 @@ class Pool(Generic[L]):
                 raise DatabaseError("the client is closed", "08003", sent=False)
             while self._idle:
                 link = self._idle.pop()
-                if link.usable:
+                if link.usable and link.silent:
                     return link
+                link.close()
             return await self._connect(seconds)
         except BaseException:
             self._slots.release()
@@ -69,19 +78,24 @@ class Pool(Generic[L]):
         """Take back a connection that is clean or closed."""
         self._slots.release()
         if not link.usable:
-            return
-        if self._closed:
+            link.close()
+        elif self._closed:
             await link.goodbye()
         else:
             self._idle.append(link)
 
-    async def drain(self) -> None:
+    def drop_idle(self) -> None:
         """Close what is idle, so that the next caller gets a new connection."""
-        idle, self._idle = self._idle, []
-        for link in idle:
-            await link.goodbye()
+        while self._idle:
+            self._idle.pop().close()
 
     async def close(self) -> None:
         """Close what is idle now, and the rest when it is given back."""
         self._closed = True
-        await self.drain()
+        while self._idle:
+            await self._idle.pop().goodbye()
+
+    def abandon(self) -> None:
+        """The same at once, also when the event loop it was used on is closed."""
+        self._closed = True
+        self.drop_idle()

@@ -15,18 +15,30 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, AsyncRawCursor, Notify, sql
-from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import ExecStatus, Format, PipelineStatus, TransactionStatus
+from psycopg import AsyncConnection, AsyncRawCursor, Notify
+from psycopg.pq import Format, PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from awa_asyncio import db
 from awa_asyncio.db import Connection, Lane
-from awa_asyncio.db.attempt import BEGIN, Preparing
+from awa_asyncio.db.attempt import BEGIN
 from awa_asyncio.db.pool import Pool
 from awa_asyncio.db.shield import GRACE, shielded
+from awa_proto.driving.ops import Preparing
+from awa_proto.driving.psycopg_connections import (
+    ENCODING,
+    check_borrowed,
+    check_conninfo,
+    check_lent,
+    copy_statement,
+    has_rows,
+    is_clean,
+    is_silent,
+    listen_statement,
+    receive,
+)
+from awa_proto.driving.psycopg_errors import connecting_failed, statement_failed, value_refused
 from awa_proto.driving.psycopg_values import adapt
-from awa_proto.dsn import check_dsn
 from awa_proto.errors import ConfigurationError, DatabaseError
 from awa_proto.plan import Copy, Row, Rows, Statement, Step
 
@@ -62,7 +74,7 @@ class Database(db.Database):
         random: Callable[[], float] = _random.random,
     ) -> None:
         if dsn is not None:
-            _check(dsn)
+            check_conninfo(dsn)
         preparing = Preparing()
 
         async def connect(seconds: float) -> _Link:
@@ -72,6 +84,7 @@ class Database(db.Database):
             source=Pool(connect, max_size) if pool is None else _LentPool(pool, preparing),
             connect=connect if pool is None or dsn is not None else None,
             borrow=_borrow,
+            library_error=psycopg.Error,
             preparing=preparing,
             schema=schema,
             statement_timeout=statement_timeout,
@@ -105,14 +118,19 @@ class _Link:
 
     @property
     def usable(self) -> bool:
-        return not self._cut and not self.connection.closed and self._prepared == self._preparing.on
+        return self._is_open and self._prepared == self._preparing.on
+
+    @property
+    def _is_open(self) -> bool:
+        return not self._cut and not self.connection.closed
+
+    @property
+    def silent(self) -> bool:
+        return is_silent(self.connection.pgconn)
 
     @property
     def clean(self) -> bool:
-        pgconn = self.connection.pgconn
-        return self.connection.closed or (
-            pgconn.transaction_status == TransactionStatus.IDLE and pgconn.pipeline_status == PipelineStatus.OFF
-        )
+        return is_clean(self.connection.pgconn)
 
     async def perform(self, step: Step) -> Any:
         return await shielded(self, self._alone(self._perform(step)), None, interrupt=True)
@@ -122,17 +140,17 @@ class _Link:
 
     async def _alone(self, work: Coroutine[Any, Any, T]) -> T:
         """Use the connection: errors mapped, the socket left open under whoever waits for it."""
-        if not self.usable:
+        if not self._is_open:
             work.close()
             raise DatabaseError("the connection is closed", "08003", sent=False)
         self._busy = True
         try:
             return await work
         except psycopg.Error as error:
-            raise self._database_error(error) from error
+            raise statement_failed(error, closed=not self._is_open) from error
         finally:
             self._busy = False
-            if self._lost is not None and self.usable:
+            if self._lost is not None and self._is_open:
                 asyncio.get_running_loop().add_reader(self.connection.pgconn.socket, self._readable)
 
     async def _perform(self, step: Step) -> Any:
@@ -164,18 +182,14 @@ class _Link:
         return [await _rows(cursor) for cursor in cursors]
 
     async def _send(self, cursor: AsyncRawCursor[Row], statement: Statement) -> None:
+        prepare = statement.prepare and self._prepared
         try:
-            await cursor.execute(statement.sql.encode(), statement.params, prepare=self._prepared)
-        except (ValueError, TypeError, OverflowError) as error:  # from writing a parameter; psycopg lets them through
-            raise DatabaseError(f"a value that cannot be sent: {error}", "22000", sent=False) from error
+            await cursor.execute(statement.sql.encode(), statement.params, prepare=prepare)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise value_refused(error) from error
 
     async def _copy(self, copy: Copy) -> Rows:
-        statement = sql.SQL("COPY {}.{} ({}) FROM STDIN").format(
-            sql.Identifier(copy.schema),
-            sql.Identifier(copy.table),
-            sql.SQL(", ").join(map(sql.Identifier, copy.columns)),
-        )
-        async with self._cursor.copy(statement) as stream:
+        async with self._cursor.copy(copy_statement(copy)) as stream:
             for chunk in copy.chunks:
                 await stream.write(chunk)
         return [(self._cursor.rowcount,)]
@@ -217,8 +231,7 @@ class _Link:
             notified(notification.payload)
 
         self.connection.add_notify_handler(heard)
-        statement = sql.SQL("LISTEN {}").format(sql.Identifier(channel))
-        await shielded(self, self._alone(self._cursor.execute(statement)), None, interrupt=True)
+        await self.perform(listen_statement(channel))
 
     def watch(self, lost: Callable[[DatabaseError], object]) -> None:
         self._lost = lost
@@ -230,10 +243,7 @@ class _Link:
         loop, fd = asyncio.get_running_loop(), pgconn.socket
         loop.remove_reader(fd)  # libpq closes the socket when it reads the end
         try:
-            pgconn.consume_input()
-            while (notification := pgconn.notifies()) is not None:
-                if pgconn.notify_handler is not None:
-                    pgconn.notify_handler(notification)
+            receive(pgconn)
         except psycopg.Error as error:
             lost = self._lost
             self.close()
@@ -241,17 +251,6 @@ class _Link:
                 lost(DatabaseError(f"the connection was closed by the other side: {error}", sent=False))
         else:
             loop.add_reader(fd, self._readable)
-
-    def _database_error(self, error: psycopg.Error) -> DatabaseError:
-        """What a failed statement means; psycopg's own errors, and a connection that broke, have no SQLSTATE."""
-        if error.sqlstate is not None:
-            message = error.diag.message_primary or str(error)
-            return DatabaseError(message, error.sqlstate, constraint=error.diag.constraint_name)
-        if self.connection.closed or self._cut:
-            return DatabaseError(f"the connection broke: {error}")
-        if isinstance(error, psycopg.DataError | psycopg.ProgrammingError):  # a value that cannot be written or read
-            return DatabaseError(str(error), "22000", sent=False)
-        return DatabaseError(str(error), "XX000")
 
 
 class _LentPool:
@@ -263,19 +262,34 @@ class _LentPool:
         self._in_transaction: set[_Link] = set()  # those that came without autocommit
 
     async def take(self, seconds: float) -> _Link:
-        try:
-            connection: _AnyConnection = await self._pool.getconn(timeout=seconds)
-        except psycopg.Error as error:
-            raise _connect_error(error) from error
-        link = _Link(connection, self._preparing)
-        if not connection.autocommit:
-            self._in_transaction.add(link)
+        end = asyncio.get_running_loop().time() + seconds
+        while True:
+            left = end - asyncio.get_running_loop().time()
             try:
-                await shielded(link, connection.set_autocommit(True), GRACE)
+                connection: _AnyConnection = await self._pool.getconn(timeout=max(0.0, left))
+            except psycopg.Error as error:
+                raise connecting_failed(error) from error
+            link = _Link(connection, self._preparing)
+            try:
+                if not link.silent:
+                    link.close()
+                elif await self._is_prepared(link):
+                    return link
+            except psycopg.Error as error:
+                await self.give_back(link)
+                raise connecting_failed(error) from error
             except BaseException:
                 await self.give_back(link)
                 raise
-        return link
+            await self.give_back(link)
+
+    async def _is_prepared(self, link: _Link) -> bool:
+        """Make it ready for our use; whether it is still open then."""
+        check_lent(link.connection.pgconn)
+        if not link.connection.autocommit:
+            self._in_transaction.add(link)
+            await shielded(link, link.connection.set_autocommit(True), GRACE)
+        return link.usable
 
     async def give_back(self, link: _Link) -> None:
         with contextlib.suppress(DatabaseError, psycopg.Error):  # what was done with it is done; the pool drops it
@@ -288,40 +302,33 @@ class _LentPool:
                 await link.connection.set_autocommit(False)
         await self._pool.putconn(link.connection)
 
+    def drop_idle(self) -> None:
+        """Leave them: they are the user's."""
+
     async def close(self) -> None:
+        """Leave it open: it was handed in."""
+
+    def abandon(self) -> None:
         """Leave it open: it was handed in."""
 
 
 def _borrow(connection: object) -> _Link:
     if not isinstance(connection, AsyncConnection):
         raise ConfigurationError(f"using= takes a psycopg.AsyncConnection here, not {type(connection).__qualname__}")
+    check_borrowed(connection.pgconn)
     return _Link(connection, Preparing())
-
-
-def _check(dsn: str) -> None:
-    check_dsn(dsn, keywords=True)
-    try:
-        conninfo_to_dict(dsn)
-    except psycopg.Error:  # its text is not repeated, it may hold the password
-        raise ConfigurationError("the database URL has an unknown parameter, or cannot be read by libpq") from None
 
 
 async def _connect(dsn: str, seconds: float) -> _AnyConnection:
     try:
         async with asyncio.timeout(seconds):
-            return await AsyncConnection.connect(dsn, autocommit=True)
+            return await AsyncConnection.connect(dsn, autocommit=True, client_encoding=ENCODING)
     except TimeoutError:
         message = f"no connection to the database within {seconds:g} s"
         raise DatabaseError(message, "08001", sent=False) from None
     except psycopg.Error as error:
-        raise _connect_error(error) from error
-
-
-def _connect_error(error: psycopg.Error) -> DatabaseError:
-    """What a failure to connect means. Nothing was sent, so nothing was done."""
-    return DatabaseError(f"cannot connect to the database: {error}", error.sqlstate or "08001", sent=False)
+        raise connecting_failed(error) from error
 
 
 async def _rows(cursor: AsyncRawCursor[Row]) -> Rows:
-    result = cursor.pgresult
-    return await cursor.fetchall() if result is not None and result.status == ExecStatus.TUPLES_OK else []
+    return await cursor.fetchall() if has_rows(cursor.pgresult) else []

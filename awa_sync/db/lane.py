@@ -20,14 +20,18 @@ import psycopg
 from psycopg import Notify
 from typing_extensions import override
 
+from awa_proto.driving.ops import Preparing, seconds_of
+from awa_proto.driving.psycopg_connections import receive
 from awa_proto.errors import DatabaseError
 from awa_proto.plan import Op
-from awa_sync.db.session import Preparing, Session
-from awa_sync.db.waiting import GRACE
+from awa_sync.db.session import Session
+from awa_sync.db.waiting import GRACE, request_cancel
 
 T = TypeVar("T")
 
 _log = logging.getLogger("awa")
+_TO_CANCEL = 1.0
+"""Seconds a running statement gets to end as cancelled, before its connection is cut off when the lane is closed."""
 
 
 class Lane:
@@ -53,7 +57,7 @@ class Lane:
 
     def run(self, op: Op[T]) -> T:
         """The result of an Op, run exactly once. Raises DatabaseError."""
-        seconds = self._seconds if op.timeout is None else op.timeout
+        seconds = seconds_of(op, self._seconds)
         with self._turn:
             session = self._ready(seconds)
             try:
@@ -70,8 +74,12 @@ class Lane:
         if line is None:
             return
         if not self._turn.acquire(blocking=False):
-            _hang_up(line.session)
-            self._turn.acquire()
+            request_cancel(line.session.connection, _TO_CANCEL)  # cut off only, it would go on in the server
+            if not self._turn.acquire(timeout=_TO_CANCEL):
+                _hang_up(line.session)
+                if not self._turn.acquire(timeout=GRACE):
+                    _log.warning("a connection is in use and cannot be closed")
+                    return
         try:
             line.close()
         finally:
@@ -83,7 +91,7 @@ class Lane:
         """The open connection, or a new one."""
         if self._line is not None:
             session = self._line.session
-            if session.is_usable(self._preparing) and (self._channel is not None or session.is_silent()):
+            if self._is_alive(session):
                 return session
             self._drop(session, None)
         session = self._connect(seconds)
@@ -98,6 +106,18 @@ class Lane:
             raise
         self._line = _Line(session, listener)
         return session
+
+    def _is_alive(self, session: Session) -> bool:
+        """Whether it can be used; one that listens takes in first what came, which may be its end."""
+        if not session.is_usable(self._preparing) or session.is_silent():
+            return session.is_usable(self._preparing)
+        if self._channel is None:
+            return False
+        try:
+            receive(session.connection.pgconn)
+        except psycopg.Error:
+            return False
+        return True
 
     def _heard(self, notification: Notify) -> None:
         if self._notified is not None:
@@ -161,7 +181,7 @@ class _Listener(threading.Thread):
                     if self._stopped:
                         return
                     try:
-                        self._session.receive()
+                        receive(self._session.connection.pgconn)
                     except (psycopg.Error, OSError) as error:
                         message = f"the connection was closed by the other side: {error}"
                         self._broken(self._session, DatabaseError(message, sent=False))

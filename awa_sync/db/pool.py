@@ -7,16 +7,18 @@ it on a stack. The one used last is the one taken next.
 
 from __future__ import annotations
 
-import math
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, timeout_from_conninfo
 
-from awa_proto.dsn import check_dsn
-from awa_proto.errors import ConfigurationError, DatabaseError
-from awa_sync.db.session import Preparing, Session
+from awa_proto.driving.ops import Preparing
+from awa_proto.driving.psycopg_connections import ENCODING, check_lent
+from awa_proto.driving.psycopg_errors import connecting_failed
+from awa_proto.errors import DatabaseError
+from awa_sync.db.session import Session
+from awa_sync.db.waiting import connect
 
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
@@ -40,15 +42,6 @@ class Source(Protocol):
         ...
 
 
-def check(dsn: str) -> None:
-    """Raise ConfigurationError for a DSN that cannot be read."""
-    check_dsn(dsn, keywords=True)
-    try:
-        timeout_from_conninfo(conninfo_to_dict(dsn))
-    except psycopg.Error:  # its text is not repeated, it may hold the password
-        raise ConfigurationError("the database URL has an unknown parameter, or cannot be read by libpq") from None
-
-
 class Pool:
     """At most `max_size` connections to `dsn`, opened when needed."""
 
@@ -63,17 +56,18 @@ class Pool:
     def connect(self, seconds: float, *, name: str = "") -> Session:
         """A connection that does not count. Raises DatabaseError.
 
-        seconds: for each host; libpq takes at least 2.
+        seconds: for all hosts together.
         name: what it is for, told to the server unless the DSN has an application_name.
         """
-        limit = min(max(2, math.ceil(seconds)), timeout_from_conninfo(conninfo_to_dict(self._dsn)))
-        called = f"awa {name}".strip()
+        options = {"client_encoding": ENCODING, "fallback_application_name": f"awa {name}".strip()}
         try:
-            connection = psycopg.connect(
-                self._dsn, autocommit=True, connect_timeout=limit, fallback_application_name=called
-            )
+            connection = connect(self._dsn, seconds, **options)
+            connection.autocommit = True
+        except psycopg.errors.ConnectionTimeout as error:
+            message = f"no connection to the database within {seconds:g} s"
+            raise DatabaseError(message, "08001", sent=False) from error
         except psycopg.Error as error:
-            raise _not_connected(error) from error
+            raise connecting_failed(error) from error
         return Session(connection, self.preparing)
 
     def take(self, seconds: float) -> Session:
@@ -129,35 +123,51 @@ class LentPool:
         self._transactional: set[Session] = set()  # those that came without autocommit
 
     def take(self, seconds: float) -> Session:
-        """A clean connection, waited for at most `seconds`. Raises DatabaseError."""
+        """A clean connection within `seconds`. Raises DatabaseError, or ConfigurationError for one of no use."""
+        end = time.monotonic() + seconds
         while True:
             try:
-                connection = self._pool.getconn(timeout=seconds)
+                connection = self._pool.getconn(timeout=max(0.0, end - time.monotonic()))
             except psycopg.Error as error:
-                raise _not_connected(error) from error
-            session = Session(connection, self.preparing)
-            if session.is_silent():
-                break
-            session.close()
+                raise connecting_failed(error) from error
+            try:
+                if (session := self._prepared(connection)) is not None:
+                    return session
+            except psycopg.Error as error:
+                self._pool.putconn(connection)
+                raise connecting_failed(error) from error
+            except BaseException:
+                self._pool.putconn(connection)
+                raise
             self._pool.putconn(connection)
-        if not connection.autocommit:
-            connection.autocommit = True
-            self._transactional.add(session)
+
+    def _prepared(self, connection: psycopg.Connection[Any]) -> Session | None:
+        """The connection for our use; None for one that the server has ended, which is closed then."""
+        session = Session(connection, self.preparing)
+        try:
+            if not session.is_silent():
+                session.close()
+                return None
+            check_lent(connection.pgconn)
+            if not connection.autocommit:
+                connection.autocommit = True
+                self._transactional.add(session)
+        except BaseException:
+            session.release()
+            raise
         return session
 
     def give_back(self, session: Session) -> None:
         """Take back a connection that is clean or closed."""
-        if session in self._transactional:
-            self._transactional.discard(session)
-            if not session.connection.closed:
-                session.connection.autocommit = False
-        session.release()
-        self._pool.putconn(session.connection)
+        connection = session.connection
+        try:
+            if session in self._transactional:
+                self._transactional.discard(session)
+                if not connection.closed:
+                    connection.autocommit = False
+        finally:
+            session.release()
+            self._pool.putconn(connection)
 
     def drop_idle(self) -> None:
         """Leave them: they are the user's."""
-
-
-def _not_connected(error: psycopg.Error) -> DatabaseError:
-    """What a failure to connect means. Nothing was sent, so nothing was done."""
-    return DatabaseError(f"cannot connect to the database: {error}", error.sqlstate or "08001", sent=False)

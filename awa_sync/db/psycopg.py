@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 
-from awa_proto.errors import ConfigurationError, DatabaseError, Failure, Retries, not_migrated
-from awa_proto.plan import Op, Row, Statement, Value
+from awa_proto.driving.ops import Preparing, drive, errors_of_library, schema_named, seconds_of, users_sql
+from awa_proto.driving.psycopg_connections import check_borrowed, check_conninfo
+from awa_proto.errors import ConfigurationError, DatabaseError, Failure, Retries
+from awa_proto.plan import Op, Row, Value, users_own
 from awa_sync.db.lane import Lane
-from awa_sync.db.pool import LentPool, Pool, Source, check
-from awa_sync.db.session import Preparing, Session, drive
+from awa_sync.db.pool import LentPool, Pool, Source
+from awa_sync.db.session import Session
 
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
@@ -41,20 +43,16 @@ class Connection:
 
     def run(self, op: Op[T]) -> T:
         """The result of an Op inside this transaction; never tried again, for its failure ends the transaction."""
-        seconds = self._seconds if op.timeout is None else op.timeout
         with self._turn:
-            try:
-                return drive(op.start(), partial(self._open().perform, seconds=seconds))
-            except DatabaseError as error:
-                if error.failure is Failure.NOT_MIGRATED:
-                    raise not_migrated(self._schema) from error
-                raise
+            perform = partial(self._open().perform, seconds=seconds_of(op, self._seconds))
+            with schema_named(self._schema):
+                return drive(op.start(), perform)
 
     def fetch(self, sql: str, *params: Value) -> list[Row]:
         """The rows of one statement with placeholders `$1`, each with a cast. Raises DatabaseError."""
         with self._turn:
-            statement = Statement("user", sql, params)
-            rows: list[Row] = self._open().perform(statement, seconds=self._seconds, prepare=False)
+            with users_sql():
+                rows: list[Row] = self._open().perform(users_own(sql, params), seconds=self._seconds)
             return rows
 
     def execute(self, sql: str, *params: Value) -> None:
@@ -95,7 +93,7 @@ class Database:
         random: Callable[[], float] = _random.random,
     ) -> None:
         if dsn is not None:
-            check(dsn)
+            check_conninfo(dsn)
         own = Pool(dsn or "", max_size)
         self._pool: Source = own if pool is None else LentPool(pool)
         self._lanes = own if pool is None or dsn is not None else None  # where their connections come from
@@ -119,7 +117,7 @@ class Database:
         """
         if op.using is not None:
             return self._run_borrowed(op, op.using)
-        seconds = self._seconds if op.timeout is None else op.timeout
+        seconds = seconds_of(op, self._seconds)
         retries = Retries(op, self._schema, self._random)
         while True:
             try:
@@ -138,19 +136,13 @@ class Database:
             return connection.run(op)
         if not isinstance(connection, psycopg.Connection):
             raise ConfigurationError(f"using= takes a psycopg.Connection here, not {type(connection).__qualname__}")
+        check_borrowed(connection.pgconn)
         session = Session(connection, Preparing())
-        seconds = self._seconds if op.timeout is None else op.timeout
         try:
-            return drive(op.start(), partial(session.perform, seconds=seconds))
-        except DatabaseError as error:
-            if error.failure is Failure.NOT_MIGRATED:
-                raise not_migrated(self._schema) from error
-            if not isinstance(error.__cause__, psycopg.Error):
-                raise
-            original = error.__cause__
+            with errors_of_library(self._schema, psycopg.Error):
+                return drive(op.start(), partial(session.perform, seconds=seconds_of(op, self._seconds)))
         finally:
             session.release()
-        raise original
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:

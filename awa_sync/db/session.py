@@ -10,56 +10,34 @@ Where a transaction begins and ends is decided here, and in what state a connect
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import Notify, RawCursor, sql
+from psycopg import Notify, RawCursor
 from psycopg.abc import PQGen
-from psycopg.pq import ExecStatus, Format, PipelineStatus, TransactionStatus
+from psycopg.pq import Format
 from psycopg.rows import tuple_row
 
+from awa_proto.driving.ops import Preparing, drive
+from awa_proto.driving.psycopg_connections import (
+    command,
+    copy_statement,
+    has_rows,
+    is_clean,
+    is_silent,
+    listen_statement,
+)
+from awa_proto.driving.psycopg_errors import statement_failed, value_refused
 from awa_proto.driving.psycopg_values import adapt
-from awa_proto.errors import DatabaseError, Failure
+from awa_proto.errors import DatabaseError
 from awa_proto.plan import Copy, Op, Row, Rows, Statement, Step
-from awa_sync.db.waiting import GRACE, command, is_readable, wait
+from awa_sync.db.waiting import GRACE, wait
 
 T = TypeVar("T")
 
 _log = logging.getLogger("awa")
-_STALE_PLAN = "0A000"
-"""Says a prepared statement whose table was altered ("cached plan must not change result type")."""
-
-
-class Preparing:
-    """Whether statements are prepared on the server: until the first sign of a pooler that loses them."""
-
-    on = True
-
-    def learn_from(self, error: BaseException) -> None:
-        """Turn preparing off, once, if that is what `error` means."""
-        if self.on and isinstance(error, DatabaseError) and error.failure is Failure.UNPREPARED:
-            self.on = False
-            _log.warning("prepared statements are off from here on, a connection pooler seems to lose them: %s", error)
-
-
-def drive(plan: Generator[Step, Any, T], perform: Callable[[Step], Any]) -> T:
-    """The trampoline: feed a plan with what it asks for, until it returns."""
-    try:
-        step = next(plan)
-        while True:
-            try:
-                rows = perform(step)
-            except DatabaseError as error:
-                step = plan.throw(error)
-            else:
-                step = plan.send(rows)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    finally:
-        plan.close()
 
 
 class Session:
@@ -97,14 +75,11 @@ class Session:
 
     def is_silent(self) -> bool:
         """Whether the server sent nothing while nobody asked; what it sends then is mostly its farewell."""
-        return not is_readable(self.connection.pgconn.socket)
+        return is_silent(self.connection.pgconn)
 
     def is_clean(self) -> bool:
         """Whether it is closed, or certainly has no transaction open and nothing running."""
-        pgconn = self.connection.pgconn
-        return self.connection.closed or (
-            pgconn.transaction_status == TransactionStatus.IDLE and pgconn.pipeline_status == PipelineStatus.OFF
-        )
+        return is_clean(self.connection.pgconn)
 
     def run_once(self, op: Op[T], seconds: float) -> T:
         """The result of an Op, in a transaction of its own when it is atomic. Raises DatabaseError."""
@@ -120,37 +95,31 @@ class Session:
             raise
         return result
 
-    def perform(self, step: Step, *, seconds: float, prepare: bool = True) -> Any:
+    def perform(self, step: Step, *, seconds: float) -> Any:
         """The answer to what a plan yielded, each statement within `seconds`."""
         self._seconds = seconds
         self._check_open()
         try:
             match step:
                 case Statement():
-                    return self._fetch(step, prepare)
+                    return self._fetch(step)
                 case Copy():
                     return self._copy(step)
                 case _:
-                    return [self._fetch(statement, prepare) for statement in step]
+                    return [self._fetch(statement) for statement in step]
         except psycopg.Error as error:
             raise self._database_error(error) from error
 
-    def _fetch(self, statement: Statement, prepare: bool) -> Rows:
-        cursor = self._cursor
+    def _fetch(self, statement: Statement) -> Rows:
+        cursor, prepare = self._cursor, statement.prepare and self._prepared
         try:
-            cursor.execute(statement.sql.encode(), statement.params, prepare=prepare and self._prepared)
-        except (ValueError, TypeError, OverflowError) as error:  # from writing a parameter; psycopg lets them through
-            raise DatabaseError(f"a value that cannot be sent: {error}", "22000", sent=False) from error
-        result = cursor.pgresult
-        return cursor.fetchall() if result is not None and result.status == ExecStatus.TUPLES_OK else []
+            cursor.execute(statement.sql.encode(), statement.params, prepare=prepare)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise value_refused(error) from error
+        return cursor.fetchall() if has_rows(cursor.pgresult) else []
 
     def _copy(self, copy: Copy) -> list[Row]:
-        statement = sql.SQL("COPY {}.{} ({}) FROM STDIN").format(
-            sql.Identifier(copy.schema),
-            sql.Identifier(copy.table),
-            sql.SQL(", ").join(map(sql.Identifier, copy.columns)),
-        )
-        with self._cursor.copy(statement) as stream:
+        with self._cursor.copy(copy_statement(copy)) as stream:
             for chunk in copy.chunks:
                 stream.write(chunk)
         return [(self._cursor.rowcount,)]
@@ -158,16 +127,7 @@ class Session:
     def listen(self, channel: str, heard: Callable[[Notify], None], seconds: float) -> None:
         """LISTEN to a channel; from here on `heard` is called for each notification."""
         self.connection.add_notify_handler(heard)
-        statement = sql.SQL("LISTEN {}").format(sql.Identifier(channel)).as_string(self.connection)
-        self.perform(Statement("listen", statement), seconds=seconds, prepare=False)
-
-    def receive(self) -> None:
-        """Hand what the server sent unasked to the notification handlers. Raises psycopg.OperationalError at the end."""
-        pgconn = self.connection.pgconn
-        pgconn.consume_input()
-        while (notification := pgconn.notifies()) is not None:
-            if pgconn.notify_handler is not None:
-                pgconn.notify_handler(notification)
+        self.perform(listen_statement(channel), seconds=seconds)
 
     def begin(self, seconds: float) -> None:
         """Open a READ COMMITTED transaction, each of whose statements may take `seconds`."""
@@ -186,9 +146,7 @@ class Session:
     def recover(self, error: BaseException | None) -> None:
         """Whatever happened: leave the connection clean, or closed."""
         self._in_transaction = False
-        if isinstance(error, DatabaseError) and (
-            error.connection_is_dead or error.failure is Failure.UNPREPARED or error.sqlstate == _STALE_PLAN
-        ):
+        if isinstance(error, DatabaseError) and error.connection_is_dead:
             self.close()
         elif not self.is_clean():
             self._seconds = GRACE
@@ -218,13 +176,4 @@ class Session:
         return wait(self.connection, gen, self._seconds, settle=self._settling)
 
     def _database_error(self, error: psycopg.Error) -> DatabaseError:
-        """What a failed statement means; psycopg's own errors, and a connection that broke, have no SQLSTATE."""
-        sent = not self._in_transaction
-        if error.sqlstate is not None:
-            message = error.diag.message_primary or str(error)
-            return DatabaseError(message, error.sqlstate, constraint=error.diag.constraint_name, sent=sent)
-        if self.connection.closed:
-            return DatabaseError(f"the connection broke: {error}", sent=sent)
-        if isinstance(error, psycopg.DataError | psycopg.ProgrammingError):  # a value that cannot be written or read
-            return DatabaseError(str(error), "22000", sent=False)
-        return DatabaseError(str(error), "XX000", sent=sent)
+        return statement_failed(error, closed=self.connection.closed, sent=not self._in_transaction)

@@ -5,24 +5,25 @@ long as it takes. `wait` here gives up at a deadline, also when the other end is
 cancels the statement on the server, reads what is left of the answer, and where that is in doubt closes the connection.
 An interruption (Ctrl-C) is treated alike.
 
-What psycopg does not promise to keep is used in this file only: the modules `generators` and `waiting`.
+What psycopg does not promise to keep is used in this file only: the module `waiting` and `_connect_gen`.
 """
 
 from __future__ import annotations
 
-import select
-import sys
 import threading
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar, cast
 
 import psycopg
-from psycopg import Connection, errors, generators, waiting
-from psycopg.abc import PQGen
-from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
-from psycopg.pq.abc import PGconn
+from psycopg import Connection, errors, waiting
+from psycopg.abc import ConnDict, PQGen, PQGenConn
+from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo, timeout_from_conninfo
+from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.waiting import Wait
+
+from awa_proto.driving.psycopg_connections import nobody_answered
 
 T = TypeVar("T")
 
@@ -102,7 +103,7 @@ def _finish(connection: Connection[Any], run: _Run, *, cancel: bool, close: bool
     while not close and (now := monotonic()) < end:
         try:
             if cancel:
-                _request_cancel(connection, end - now)
+                request_cancel(connection, end - now)
             result = waiting.wait(run.until(min(end, now + _AGAIN) if cancel else end), pgconn.socket, interval=_TICK)
             if pgconn.transaction_status != TransactionStatus.ACTIVE:
                 return result
@@ -120,7 +121,7 @@ def _finish(connection: Connection[Any], run: _Run, *, cancel: bool, close: bool
     raise otherwise
 
 
-def _request_cancel(connection: Connection[Any], seconds: float) -> None:
+def request_cancel(connection: Connection[Any], seconds: float) -> None:
     """Ask the server to stop; returns when it was told, or cannot be told."""
 
     def cancel() -> None:
@@ -138,29 +139,60 @@ def _request_cancel(connection: Connection[Any], seconds: float) -> None:
         thread.join(seconds)
 
 
-def command(pgconn: PGconn, text: bytes) -> PQGen[str]:
-    """Run a command without parameters, such as COMMIT, at the cost of one message; returns what the server did.
+def connect(conninfo: str, seconds: float, **options: str) -> Connection[Any]:
+    """A new connection within `seconds`, however many hosts are tried and names looked up. Raises psycopg.Error.
 
-    psycopg's own `rollback` also forgets all prepared statements, which costs a round trip and is of use only to those
-    who create and drop types.
+    psycopg's own `connect` has a limit for each host, of at least 2 seconds, and none for names.
     """
-    pgconn.send_query(text)
-    result = (yield from generators.execute(pgconn))[-1]
-    if result.status == ExecStatus.FATAL_ERROR:
-        raise errors.error_from_result(result, encoding="utf-8")
-    return (result.command_status or b"").decode()
+    params = conninfo_to_dict(conninfo, **options)
+    end = monotonic() + seconds
+    failures: list[errors.Error] = []
+    for attempt in _attempts(params, seconds):
+        limit = min(end, monotonic() + timeout_from_conninfo(params))
+        gen = Connection._connect_gen(make_conninfo("", **attempt))  # noqa: SLF001  see above
+        try:
+            return waiting.wait_conn(_until(gen, limit), interval=_TICK)
+        except _Late:
+            failures.append(errors.ConnectionTimeout("connection timeout expired"))
+        except errors.Error as error:
+            failures.append(error)
+        if monotonic() >= end:
+            break
+    raise nobody_answered(failures)
 
 
-if sys.platform != "win32":
+def _attempts(params: ConnDict, seconds: float) -> list[ConnDict]:
+    """Where to connect to. The system looks names up for as long as it likes, hence in a thread."""
 
-    def is_readable(fd: int) -> bool:
-        """Whether something came that nobody has read."""
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        return bool(poll.poll(0))
+    def look_up() -> None:
+        try:
+            found.put(conninfo_attempts(params))
+        except Exception as error:  # noqa: BLE001  raised by who waits for it
+            found.put(error)
 
-else:
+    found: SimpleQueue[list[ConnDict] | Exception] = SimpleQueue()
+    threading.Thread(target=look_up, name="awa resolver", daemon=True).start()
+    try:
+        answer = found.get(timeout=seconds)
+    except Empty:
+        raise errors.ConnectionTimeout("the names of the hosts were not resolved in time") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
-    def is_readable(fd: int) -> bool:
-        """Whether something came that nobody has read."""
-        return bool(select.select([fd], [], [], 0)[0])
+
+def _until(gen: PQGenConn[T], deadline: float) -> PQGenConn[T]:
+    """The same generator, given up at a deadline. Whoever drives it looks up at least each `_TICK`."""
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            if monotonic() >= deadline:
+                raise _Late
+            if ready:
+                wanted = gen.send(ready)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    finally:
+        gen.close()

@@ -31,12 +31,13 @@ from psycopg import AsyncConnection, AsyncCursor, AsyncTransaction, errors, gene
 from psycopg.abc import AdaptContext, ConnParam, PQGen
 from psycopg.adapt import AdaptersMap
 from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo, timeout_from_conninfo
-from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn
 from psycopg.rows import AsyncRowFactory, Row
 from psycopg.waiting import Ready, Wait
 from typing_extensions import override
 
+from awa_proto.driving.psycopg_connections import command, nobody_answered
 from awa_trio.db.readiness import first_ready, ready_now, run_to_end
 from awa_trio.db.settling import GRACE, Turn, is_settling, settling
 
@@ -96,7 +97,7 @@ class TrioConnection(AsyncConnection[Row]):
             else:
                 break
         else:
-            raise errors.OperationalError("; ".join(str(error).strip() for error in failures)) from failures[-1]
+            raise nobody_answered(failures)
         connection._autocommit = bool(autocommit)
         connection.row_factory = row_factory or connection.row_factory
         connection.cursor_factory = cursor_factory or connection.cursor_factory
@@ -227,20 +228,9 @@ class TrioConnection(AsyncConnection[Row]):
             raise errors.CancellationTimeout("cancellation timeout expired") from None
 
     async def command(self, text: str) -> str:
-        """Run a command without parameters, such as COMMIT, at the cost of one message; returns what the server did.
-
-        psycopg's own `rollback` also forgets all prepared statements, which costs a round trip and is of use only to
-        those who create and drop types.
-        """
+        """Run a command without parameters, such as COMMIT; returns what the server did."""
         async with self.lock:
-            return await self.wait(_command(self.pgconn, text.encode()))
-
-    def receive(self) -> None:
-        """Hand what the server sent unasked to the notification handlers. Raises OperationalError at the end."""
-        self.pgconn.consume_input()
-        while (notification := self.pgconn.notifies()) is not None:
-            if self.pgconn.notify_handler is not None:
-                self.pgconn.notify_handler(notification)
+            return await self.wait(command(self.pgconn, text.encode()))
 
     @override
     async def commit(self) -> None:
@@ -294,11 +284,3 @@ class TrioConnection(AsyncConnection[Row]):
         if not self.closed:
             trio.lowlevel.notify_closing(self.pgconn.socket)
         await super().close()
-
-
-def _command(pgconn: PGconn, text: bytes) -> PQGen[str]:
-    pgconn.send_query(text)
-    result = (yield from generators.execute(pgconn))[-1]
-    if result.status == ExecStatus.FATAL_ERROR:
-        raise errors.error_from_result(result, encoding="utf-8")
-    return (result.command_status or b"").decode()

@@ -15,9 +15,11 @@ import psycopg
 import trio
 from psycopg import Notify
 
+from awa_proto.driving.ops import Preparing, seconds_of
+from awa_proto.driving.psycopg_connections import receive
 from awa_proto.errors import DatabaseError
 from awa_proto.plan import Op
-from awa_trio.db.session import Preparing, Session
+from awa_trio.db.session import Session
 from awa_trio.db.settling import Turn
 
 T = TypeVar("T")
@@ -49,7 +51,7 @@ class Lane:
 
     async def run(self, op: Op[T]) -> T:
         """The result of an Op, run exactly once. Raises DatabaseError."""
-        seconds = self._seconds if op.timeout is None else op.timeout
+        seconds = seconds_of(op, self._seconds)
         async with self._turn:
             self._watching.cancel()  # takes effect at once: the socket is ours
             session = await self._ready(seconds)
@@ -74,7 +76,7 @@ class Lane:
         """The open connection, or a new one."""
         session = self._session
         if session is not None:
-            if session.is_usable(self._preparing) and (self._channel is not None or session.is_silent()):
+            if self._is_alive(session):
                 return session
             self._drop(session, None)
         session = await self._connect(seconds)
@@ -86,6 +88,18 @@ class Lane:
             raise
         self._session = session
         return session
+
+    def _is_alive(self, session: Session) -> bool:
+        """Whether it can be used; one that listens takes in first what came, which may be its end."""
+        if not session.is_usable(self._preparing) or session.is_silent():
+            return session.is_usable(self._preparing)
+        if self._channel is None:
+            return False
+        try:
+            receive(session.connection.pgconn)
+        except psycopg.Error:
+            return False
+        return True
 
     def _heard(self, notification: Notify) -> None:
         if self._notified is not None:
@@ -106,7 +120,7 @@ class Lane:
                 while not scope.cancel_called:  # else an Op has begun, and reads by itself
                     await trio.lowlevel.wait_readable(session.connection.pgconn.socket)
                     if not scope.cancel_called:
-                        session.connection.receive()
+                        receive(session.connection.pgconn)
             except trio.ClosedResourceError:
                 return
             except (psycopg.Error, OSError) as error:

@@ -12,12 +12,13 @@ from typing import Any
 
 import psycopg
 import trio
-from psycopg.conninfo import conninfo_to_dict
 
-from awa_proto.dsn import check_dsn
-from awa_proto.errors import ConfigurationError, DatabaseError
+from awa_proto.driving.ops import Preparing
+from awa_proto.driving.psycopg_connections import ENCODING, check_conninfo
+from awa_proto.driving.psycopg_errors import connecting_failed
+from awa_proto.errors import DatabaseError
 from awa_trio.db.connection import TrioConnection
-from awa_trio.db.session import Preparing, Session
+from awa_trio.db.session import Session
 
 
 class Pool:
@@ -31,7 +32,7 @@ class Pool:
 
     def __init__(self, dsn: str | None = None, *, max_size: int = 10, timeout: float = 30.0) -> None:
         if dsn is not None:
-            _check(dsn)
+            check_conninfo(dsn)
         self.preparing = Preparing()
         self._dsn = dsn or ""
         self._max_size = max_size
@@ -58,17 +59,20 @@ class Pool:
 
         name: what it is for, told to the server unless the DSN has an application_name.
         """
-        called = f"awa {name}".strip()
         try:
             with trio.fail_after(seconds):
-                connection = await TrioConnection.connect(self._dsn, autocommit=True, fallback_application_name=called)
+                connection = await TrioConnection.connect(
+                    self._dsn,
+                    autocommit=True,
+                    client_encoding=ENCODING,
+                    fallback_application_name=f"awa {name}".strip(),
+                )
             return Session(connection, self.preparing)
         except trio.TooSlowError:
             message = f"no connection to the database within {seconds:g} s"
             raise DatabaseError(message, "08001", sent=False) from None
         except psycopg.Error as error:
-            message = f"cannot connect to the database: {error}"
-            raise DatabaseError(message, error.sqlstate or "08001", sent=False) from error
+            raise connecting_failed(error) from error
 
     async def take(self, seconds: float) -> Session:
         """A clean connection, waited for at most `seconds` and opened within as many. Raises DatabaseError."""
@@ -108,13 +112,9 @@ class Pool:
 
     async def close(self) -> None:
         """Close what is idle now, and the rest when it is given back."""
+        self.abandon()
+
+    def abandon(self) -> None:
+        """The same from outside of the `trio.run` it was used in."""
         self._closed = True
         self.drop_idle()
-
-
-def _check(dsn: str) -> None:
-    check_dsn(dsn, keywords=True)
-    try:
-        conninfo_to_dict(dsn)
-    except psycopg.Error:  # its text is not repeated, it may hold the password
-        raise ConfigurationError("the database URL has an unknown parameter, or cannot be read by libpq") from None

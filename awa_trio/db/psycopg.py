@@ -15,12 +15,14 @@ from typing import TypeVar
 import psycopg
 import trio
 
-from awa_proto.errors import ConfigurationError, DatabaseError, Failure, Retries, not_migrated
-from awa_proto.plan import Op, Row, Statement, Value
+from awa_proto.driving.ops import Preparing, drive_awaited, errors_of_library, schema_named, seconds_of, users_sql
+from awa_proto.driving.psycopg_connections import check_borrowed
+from awa_proto.errors import ConfigurationError, DatabaseError, Failure, Retries
+from awa_proto.plan import Op, Row, Value, users_own
 from awa_trio.db.connection import TrioConnection
 from awa_trio.db.lane import Lane
 from awa_trio.db.pool import Pool
-from awa_trio.db.session import Preparing, Session, drive
+from awa_trio.db.session import Session
 from awa_trio.db.settling import Turn
 
 __all__ = ["Connection", "Database", "Lane", "Pool", "TrioConnection"]
@@ -39,20 +41,16 @@ class Connection:
 
     async def run(self, op: Op[T]) -> T:
         """The result of an Op inside this transaction; never tried again, for its failure ends the transaction."""
-        seconds = self._seconds if op.timeout is None else op.timeout
         async with self._turn:
-            try:
-                return await drive(op.start(), partial(self._open().perform, seconds=seconds))
-            except DatabaseError as error:
-                if error.failure is Failure.NOT_MIGRATED:
-                    raise not_migrated(self._schema) from error
-                raise
+            perform = partial(self._open().perform, seconds=seconds_of(op, self._seconds))
+            with schema_named(self._schema):
+                return await drive_awaited(op.start(), perform)
 
     async def fetch(self, sql: str, *params: Value) -> list[Row]:
         """The rows of one statement with placeholders `$1`, each with a cast. Raises DatabaseError."""
         async with self._turn:
-            statement = Statement("user", sql, params)
-            rows: list[Row] = await self._open().perform(statement, seconds=self._seconds, prepare=False)
+            with users_sql():
+                rows: list[Row] = await self._open().perform(users_own(sql, params), seconds=self._seconds)
             return rows
 
     async def execute(self, sql: str, *params: Value) -> None:
@@ -107,6 +105,10 @@ class Database:
         """Close the connections that are ours. A pool that was handed in stays open."""
         await self._own.close()
 
+    def abandon(self) -> None:
+        """The same from outside of the `trio.run` it was used in."""
+        self._own.abandon()
+
     async def run(self, op: Op[T]) -> T:
         """The result of one Op.
 
@@ -115,7 +117,7 @@ class Database:
         """
         if op.using is not None:
             return await self._run_borrowed(op, op.using)
-        seconds = self._seconds if op.timeout is None else op.timeout
+        seconds = seconds_of(op, self._seconds)
         retries = Retries(op, self._schema, self._random)
         while True:
             try:
@@ -134,19 +136,13 @@ class Database:
             return await connection.run(op)
         if not isinstance(connection, TrioConnection):
             raise ConfigurationError(f"using= takes an awa_trio connection here, not {type(connection).__qualname__}")
-        session = Session(connection, Preparing())
-        seconds, before = self._seconds if op.timeout is None else op.timeout, connection.timeout
+        check_borrowed(connection.pgconn)
+        session, before = Session(connection, Preparing()), connection.timeout
         try:
-            return await drive(op.start(), partial(session.perform, seconds=seconds))
-        except DatabaseError as error:
-            if error.failure is Failure.NOT_MIGRATED:
-                raise not_migrated(self._schema) from error
-            if not isinstance(error.__cause__, psycopg.Error):
-                raise
-            original = error.__cause__
+            with errors_of_library(self._schema, psycopg.Error):
+                return await drive_awaited(op.start(), partial(session.perform, seconds=seconds_of(op, self._seconds)))
         finally:
             connection.timeout = before
-        raise original
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:

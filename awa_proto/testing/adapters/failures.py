@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 
 import anyio
@@ -11,6 +12,7 @@ import anyio
 from awa_proto.errors import ConfigurationError, DatabaseError, Failure, SchemaNotMigrated
 from awa_proto.plan import Op, Plan, Rows
 from awa_proto.testing.adapters import (
+    Adapter,
     Driver,
     Scenario,
     ask,
@@ -18,6 +20,7 @@ from awa_proto.testing.adapters import (
     new_table,
     opened,
     raised,
+    refused,
     sequence,
     statement,
     until,
@@ -127,6 +130,100 @@ async def a_read_only_server_is_reported_and_its_connection_dropped(driver: Driv
         assert await lane.run(ask(PID)) != before
         await lane.close()
         assert (await failing(database.run(write))).failure is Failure.READ_ONLY
+
+
+async def a_read_only_server_empties_the_pool(driver: Driver, dsn: str) -> None:
+    """A primary that was demoted keeps its connections; all that are idle lead to it."""
+    write = sequence(statement("SET TRANSACTION READ ONLY"), statement("CREATE TABLE never (i int8)"), atomic=True)
+    async with opened(driver, dsn, max_size=3) as database:
+        before = await _pids(database, 3)
+        assert (await failing(database.run(write))).failure is Failure.READ_ONLY
+        assert not before & await _pids(database, 3)
+
+        async def block() -> None:
+            async with database.transaction() as transaction:
+                await transaction.execute("SET TRANSACTION READ ONLY")
+                await transaction.execute("CREATE TABLE never (i int8)")
+
+        before = await _pids(database, 3)
+        assert (await failing(block())).failure is Failure.READ_ONLY
+        assert not before & await _pids(database, 3)
+
+
+async def idle_connections_ended_by_the_server_cost_no_error(driver: Driver, dsn: str) -> None:
+    """As after a restart, or a limit on idle sessions: a write that is not repeated must not meet a dead connection."""
+    async with opened(driver, dsn, max_size=3) as database, opened(driver, dsn) as admin:
+        table = await new_table(database, "i int8")
+        lanes = database.lane("plain"), database.lane("listening", channel="kit")
+        for i in range(5):
+            pids = await _pids(database, 3)
+            for lane in lanes:
+                ((pid,),) = await lane.run(ask(PID))
+                pids.add(pid)
+            for pid in pids:
+                await admin.run(ask("SELECT pg_terminate_backend($1::int4)", pid))
+            for pid in pids:
+                await until(admin, GONE, pid)
+            for work in (database, *lanes):
+                await work.run(ask(f"INSERT INTO {table} VALUES ($1::int8)", i, atomic=i % 2 == 0))
+            async with database.transaction() as transaction:
+                await transaction.execute(f"INSERT INTO {table} VALUES ($1::int8)", i)
+        for lane in lanes:
+            await lane.close()
+        assert await database.run(ask(f"SELECT count(*)::int8 FROM {table}")) == [(20,)]
+
+
+async def _pids(database: Adapter, count: int) -> set[int]:
+    """Those of so many connections of the pool, all used at the same time and idle afterwards."""
+    pids: set[int] = set()
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(count):
+            transaction = await stack.enter_async_context(database.transaction())
+            ((pid,),) = await transaction.fetch(PID)
+            pids.add(pid)
+    assert len(pids) == count
+    return pids
+
+
+async def a_users_own_sql_says_nothing_about_our_schema_or_a_pooler(driver: Driver, dsn: str) -> None:
+    async with opened(driver, dsn, max_size=1) as database:
+        for sql in ("SELECT * FROM not_there", "SELECT not_there()", "EXECUTE not_there"):
+
+            async def block(sql: str = sql) -> None:
+                async with database.transaction() as transaction:
+                    await transaction.fetch(sql)
+
+            await refused(block())
+        assert await _prepared(database) > 0
+
+
+async def a_users_own_sql_is_not_kept_prepared(driver: Driver, dsn: str) -> None:
+    """Its texts have no end, and would push ours out."""
+    async with opened(driver, dsn, max_size=1) as database:
+        before = await _prepared(database)
+        async with database.transaction() as transaction:
+            for i in range(150):
+                assert await transaction.fetch(f"SELECT $1::int8 + {i}", 1) == [(1 + i,)]
+        assert await _prepared(database) <= before + 2  # BEGIN and the like
+
+
+async def _prepared(database: Adapter) -> int:
+    """How many statements a connection has prepared."""
+    ((count,),) = await database.run(ask("SELECT count(*)::int8 FROM pg_prepared_statements"))
+    return int(count)
+
+
+async def what_the_server_does_not_support_is_refused_at_once(driver: Driver, dsn: str) -> None:
+    """0A000, which also says that a plan is stale; only then it may be run again."""
+    async with opened(driver, dsn) as database:
+        raising = "DO $$ BEGIN RAISE EXCEPTION 'no such feature' USING ERRCODE = '0A000'; END $$"
+        error = await failing(database.run(ask(raising, safe_to_retry=True)))
+        assert (error.failure, error.sqlstate) == (Failure.REFUSED, "0A000")
+        lane = database.lane("failures")
+        before = await lane.run(ask(PID))
+        await refused(lane.run(ask(raising)))
+        assert await lane.run(ask(PID)) == before
+        await lane.close()
 
 
 async def a_backend_terminated_while_idle_is_replaced(driver: Driver, dsn: str) -> None:
@@ -297,6 +394,11 @@ SCENARIOS: tuple[Scenario, ...] = (
     a_serialization_failure_is_run_again_and_a_lane_leaves_that_to_the_core,
     what_returned_was_done_and_what_failed_was_not,
     a_read_only_server_is_reported_and_its_connection_dropped,
+    a_read_only_server_empties_the_pool,
+    idle_connections_ended_by_the_server_cost_no_error,
+    a_users_own_sql_says_nothing_about_our_schema_or_a_pooler,
+    a_users_own_sql_is_not_kept_prepared,
+    what_the_server_does_not_support_is_refused_at_once,
     a_backend_terminated_while_idle_is_replaced,
     a_backend_terminated_at_work_leaves_the_outcome_unknown,
     a_server_that_is_not_there_is_unavailable,

@@ -199,6 +199,80 @@ async def a_copy_whose_rows_fail_to_encode_leaves_nothing(driver: Driver, dsn: s
             assert await database.run(ask(f"SELECT i FROM {table}")) == []
 
 
+async def what_comes_out_of_the_chunks_of_a_copy_reaches_the_caller_unchanged(driver: Driver, dsn: str) -> None:
+    async with opened(driver, dsn, max_size=1) as database:
+        table = await new_table(database, "i int8")
+
+        def broken(error: Exception, *, large: bool) -> Copy:
+            def chunks() -> Iterator[bytes]:
+                yield b"1\n" * (100_000 if large else 1)
+                raise error
+
+            return Copy("kit", "public", table, ("i",), chunks())
+
+        lane = database.lane("copy")
+        errors = ValidationError("args", "ä\0"), OSError("disk"), TimeoutError(), LookupError()
+        for error in errors:
+            for large in (False, True):
+                copy = sequence(broken(error, large=large))
+                assert await raised(Exception, database.run(copy)) is error
+                assert await raised(Exception, lane.run(sequence(broken(error, large=large), atomic=True))) is error
+                assert await database.run(ask("SELECT 1::int8")) == [(1,)]
+                assert await lane.run(ask("SELECT 1::int8", atomic=True)) == [(1,)]
+            async with driver.caller(dsn) as caller:
+                copy = sequence(broken(error, large=large)).on(caller.connection)
+                assert await raised(Exception, database.run(copy)) is error
+                await caller.rollback()
+            try:
+                async with database.transaction() as transaction:
+                    await transaction.execute(f"INSERT INTO {table} VALUES (2)")
+                    assert await raised(Exception, transaction.run(sequence(broken(error, large=True)))) is error
+                    refusal = await failing(transaction.execute("SELECT 1"))
+                    assert refusal.sqlstate == "25P02", refusal
+            except DatabaseError as at_end:
+                assert at_end.sqlstate == "25P02", at_end
+        await lane.close()
+        assert await database.run(ask(f"SELECT i FROM {table}")) == []
+
+
+async def statements_at_once_in_one_transaction_run_in_turn(driver: Driver, dsn: str) -> None:
+    async with opened(driver, dsn, max_size=1) as database:
+        table = await new_table(database, "i int8")
+        seen: list[int] = []
+        async with database.transaction() as transaction:
+
+            async def ask_for(i: int) -> None:
+                if i % 2:
+                    await transaction.run(ask(f"INSERT INTO {table} VALUES ($1::int8)", i))
+                else:
+                    seen.extend((await transaction.fetch("SELECT $1::int8 FROM pg_sleep(0.001)", i))[0])
+
+            async with anyio.create_task_group() as group:
+                for i in range(20):
+                    group.start_soon(ask_for, i)
+        assert sorted(seen) == list(range(0, 20, 2))
+        assert await database.run(ask(f"SELECT count(*)::int8 FROM {table}")) == [(10,)]
+
+
+async def text_is_stored_as_it_was_given_whatever_encoding_was_asked_for(driver: Driver, dsn: str) -> None:
+    latin = dsn + ("&" if "?" in dsn else "?") + "client_encoding=latin1"
+    text = "é ä €"
+    async with opened(driver, latin) as database, opened(driver, dsn) as reader:
+        table = await new_table(database, "t text, a text[]")
+        lane = database.lane("latin")
+        insert = ask(f"INSERT INTO {table} VALUES ($1::text, $2::text[]) RETURNING t, a", text, [text])
+        copy = Copy("kit", "public", table, ("t", "a"), [f"{text}\t{{{text}}}\n".encode()])
+        for one in (database, lane):
+            assert await one.run(insert) == [(text, [text])]
+            await one.run(sequence(copy))
+        await lane.close()
+        async with driver.caller(latin) as caller:
+            error = await raised(ValidationError, database.run(insert.on(caller.connection)))
+            assert error.field == "using"
+            await caller.rollback()
+        assert await reader.run(ask(f"SELECT * FROM {table}")) == [(text, [text])] * 4
+
+
 async def an_op_runs_in_the_transaction_of_a_caller(driver: Driver, dsn: str) -> None:
     async with opened(driver, dsn) as database:
         table = await new_table(database, "i int8")
@@ -271,6 +345,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     several_statements_at_once_commit_each_by_itself_or_all_together,
     copy_streams_its_rows_and_counts_them,
     a_copy_whose_rows_fail_to_encode_leaves_nothing,
+    what_comes_out_of_the_chunks_of_a_copy_reaches_the_caller_unchanged,
+    statements_at_once_in_one_transaction_run_in_turn,
+    text_is_stored_as_it_was_given_whatever_encoding_was_asked_for,
     an_op_runs_in_the_transaction_of_a_caller,
     a_caller_sees_the_errors_of_its_own_library,
     a_connection_of_another_library_is_refused,
