@@ -31,6 +31,7 @@ from awa_asyncio.worker import Worker
 from awa_proto.application import Application, known_dsn
 from awa_proto.blocking import BlockingClient
 from awa_proto.driving.awaited import bind
+from awa_proto.driving.per_loop import PerLoop
 from awa_proto.dsn import check_dsn
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.operations import Operations
@@ -93,7 +94,7 @@ class Client(Tasks):
         self._application = Application(
             self.registry, [other.registry for other in tasks], schema=schema, random=random.random
         )
-        self._opened: tuple[Database, asyncio.AbstractEventLoop] | None = None
+        self._opened: PerLoop[asyncio.AbstractEventLoop, Database] = PerLoop(_has_ended)
         self._borrowing: dict[Driver, Database] = {}
 
     @property
@@ -112,9 +113,8 @@ class Client(Tasks):
 
     async def close(self) -> None:
         """Close the client's connections. It opens new ones when it is used again."""
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            await opened[0].close()
+        if (opened := self._opened.pop(asyncio.get_running_loop())) is not None:
+            await opened.close()
 
     async def perform(self, op: Op[T], /) -> T:
         """The result of an Op; what every method ends in.
@@ -179,7 +179,6 @@ class Client(Tasks):
             self._database(),
             channel=self._application.store.channel,
             new_job=self._job_maker(),
-            grace=config.grace,
             capacity=sum(queue.max_workers for queue in config.queues.values()),
         )
 
@@ -214,19 +213,18 @@ class Client(Tasks):
         return new_job
 
     def _database(self) -> Database:
-        """The database on the loop that is running; a new one when the loop is, for connections belong to a loop."""
-        loop = asyncio.get_running_loop()
-        if self._opened is None or self._opened[1] is not loop:
-            dsn = self._dsn if self._pool is not None else known_dsn(self._dsn, os.environ)
-            database = database_of(self._driver)(
-                dsn,
-                pool=self._pool,
-                schema=self._application.schema,
-                statement_timeout=self._seconds,
-                max_size=self._max_size,
-            )
-            self._opened = database, loop
-        return self._opened[0]
+        """The one of the event loop that runs: connections belong to a loop."""
+        return self._opened.get(asyncio.get_running_loop(), self._new_database)
+
+    def _new_database(self) -> Database:
+        dsn = self._dsn if self._pool is not None else known_dsn(self._dsn, os.environ)
+        return database_of(self._driver)(
+            dsn,
+            pool=self._pool,
+            schema=self._application.schema,
+            statement_timeout=self._seconds,
+            max_size=self._max_size,
+        )
 
 
 class Transaction:
@@ -269,3 +267,8 @@ class Transaction:
         if self._connection is None:
             raise RuntimeError("the transaction was not entered: async with client.transaction() as tx")
         return self._connection
+
+
+def _has_ended(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether a loop runs no more; asked from another one, perhaps in another thread."""
+    return not loop.is_running()

@@ -162,7 +162,6 @@ class Client(Tasks):
             self._database(),
             channel=self._application.store.channel,
             new_job=self._job_maker(),
-            grace=config.grace,
             capacity=sum(queue.max_workers for queue in config.queues.values()),
         )
 

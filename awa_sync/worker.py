@@ -20,11 +20,12 @@ from queue import Empty, SimpleQueue
 from threading import Event as Signal
 from threading import Thread
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, assert_never
+from typing import NamedTuple, Protocol, Self, TypeVar, assert_never
 
 from awa_proto.driving.threads import Threads
+from awa_proto.driving.working import NOTHING, PATIENCE, Fence, LaneDatabase, RunningJob, open_lane, tell
 from awa_proto.errors import DatabaseError, SchemaNotMigrated
-from awa_proto.outcome import Raised, Returned
+from awa_proto.outcome import Raised, Returned, Seconds, seconds
 from awa_proto.plan import Op
 from awa_proto.worker.events import (
     CancelJob,
@@ -34,7 +35,6 @@ from awa_proto.worker.events import (
     Event,
     JobEnded,
     Lane,
-    ListenLost,
     OpDone,
     OpFailed,
     Output,
@@ -50,17 +50,6 @@ from awa_proto.worker.worker import WorkerMachine
 T = TypeVar("T")
 
 _log = logging.getLogger("awa")
-_NOTHING = Returned(None)
-_PATIENCE = 5.0
-"""Seconds that lanes get to end after the loop has."""
-
-
-class RunningJob(Protocol):
-    """What the worker needs of the job that a handler gets."""
-
-    def mark_cancelled(self, reason: Reason) -> None:
-        """Let `is_cancelled()` be true from now on; comes from another thread than the handler's."""
-        ...
 
 
 class LaneConnection(Protocol):
@@ -75,21 +64,6 @@ class LaneConnection(Protocol):
         ...
 
 
-class LaneDatabase(Protocol):
-    """What the worker needs of a database."""
-
-    def lane(
-        self,
-        name: str,
-        *,
-        channel: str | None = None,
-        notified: Callable[[str], object] | None = None,
-        lost: Callable[[DatabaseError], object] | None = None,
-    ) -> LaneConnection:
-        """A lane; with a channel it LISTENs there and reports payloads, and its own loss, from a thread of its own."""
-        ...
-
-
 class Worker:
     """A worker: `with` starts it, and on leaving it stops gracefully.
 
@@ -101,11 +75,10 @@ class Worker:
     def __init__(
         self,
         machine: WorkerMachine,
-        database: LaneDatabase,
+        database: LaneDatabase[LaneConnection],
         *,
         channel: str,
         new_job: Callable[[StartJob], RunningJob],
-        grace: float,
         capacity: int,
     ) -> None:
         """Made by `Client.worker`.
@@ -115,19 +88,16 @@ class Worker:
             database: Where lanes come from.
             channel: What the listening lane LISTENs on; a payload is the name of a queue, or empty for all.
             new_job: Makes what a handler is called with.
-            grace: Seconds that running handlers get at a stop, unless `stop` says otherwise.
             capacity: Most handlers at the same time, and so the most threads.
         """
         self._machine = machine
         self._database = database
         self._channel = channel
         self._new_job = new_job
-        self._grace = grace
-        self._asked: float | None = None
         self._inbox: SimpleQueue[Event] = SimpleQueue()
-        self._running: dict[tuple[int, int], RunningJob] = {}
+        self._running: dict[Fence, RunningJob] = {}
         self._threads: Threads[tuple[StartJob, RunningJob]] = Threads(capacity, self._run_job, "awa handler")
-        self._lanes: dict[Lane, tuple[SimpleQueue[RunOp | None], Thread]] = {}
+        self._lanes: dict[Lane, _Lane] = {}
         self._answers: set[Signal] = set()
         self._stopped: Stopped | None = None
         self._failure: BaseException | None = None
@@ -157,19 +127,22 @@ class Worker:
         if late is not None:
             raise late
 
-    def stop(self, grace: float | None = None) -> None:
+    def stop(self, grace: Seconds | None = None) -> None:
         """Ask it to stop, and do not wait. Call it again with less grace to be quicker.
 
         Args:
-            grace: Seconds running handlers get before they are told to end; None for what the worker was set up with.
+            grace: Seconds (or a timedelta) running handlers get before they are told to end; None for what the worker was set
+                up with, which changes nothing about a stop that is under way.
+
+        Raises:
+            ValidationError: `grace` is below 0, or no number of seconds.
         """
-        wanted = self._grace if grace is None else grace
-        if self._asked is None or wanted < self._asked:
-            self._asked = wanted
-            self._inbox.put(StopAsked(wanted))
+        self._inbox.put(StopAsked(None if grace is None else seconds("grace", grace)))
 
     def stopped(self) -> Stopped:
         """Wait until it has stopped, and say how. Raises what made it fail."""
+        if not hasattr(self, "_context"):
+            raise RuntimeError("the worker was not entered: with client.worker(...) as worker")
         self._done.wait()
         if self._failure is not None:
             raise self._failure
@@ -178,6 +151,8 @@ class Worker:
 
     def drained(self) -> None:
         """Wait until it has nothing to do: see `awa_proto.worker.events.Drained`. Raises what made the worker fail."""
+        if not hasattr(self, "_context"):
+            raise RuntimeError("the worker was not entered: with client.worker(...) as worker")
         answer = Signal()
         self._answers.add(answer)
         self._inbox.put(DrainAsked(answer))
@@ -246,12 +221,12 @@ class Worker:
             case RunOp(lane=lane):
                 if lane not in self._lanes:
                     self._lanes[lane] = self._open(lane)
-                self._lanes[lane][0].put(output)
+                self._lanes[lane].runs.put(output)
             case CancelJob(attempt=attempt, reason=reason):
                 if (running := self._running.get((attempt.id, attempt.run_lease))) is not None:
                     running.mark_cancelled(reason)
             case Emit():
-                _log.log(output.level, "%s", output.text, extra={"awa": output.fields})
+                tell(output)
             case Drained(token=answer):
                 self._answers.discard(answer)
                 answer.set()
@@ -271,23 +246,15 @@ class Worker:
                 self.stop()
             event = JobEnded(start.attempt, Raised(error))
         else:
-            event = JobEnded(start.attempt, _NOTHING if value is None else Returned(value))
+            event = JobEnded(start.attempt, NOTHING if value is None else Returned(value))
         self._inbox.put(event)
 
-    def _open(self, name: Lane) -> tuple[SimpleQueue[RunOp | None], Thread]:
+    def _open(self, name: Lane) -> "_Lane":
+        connection = open_lane(self._database, name, self._channel, self._inbox.put)
         runs: SimpleQueue[RunOp | None] = SimpleQueue()
-        if name is Lane.LISTEN:
-            lane = self._database.lane(
-                name,
-                channel=self._channel,
-                notified=lambda payload: self._inbox.put(Woken(payload or None)),
-                lost=lambda error: self._inbox.put(ListenLost(error)),
-            )
-        else:
-            lane = self._database.lane(name)
-        thread = Thread(target=self._serve, args=(lane, runs), name=f"awa {name}", daemon=True)
+        thread = Thread(target=self._serve, args=(connection, runs), name=f"awa {name}", daemon=True)
         thread.start()
-        return runs, thread
+        return _Lane(connection, runs, thread)
 
     def _serve(self, lane: LaneConnection, runs: "SimpleQueue[RunOp | None]") -> None:
         """The Ops of a lane, one after the other, in its thread."""
@@ -311,8 +278,26 @@ class Worker:
         for job in self._running.values():
             job.mark_cancelled(Reason.SHUTDOWN)
         self._threads.close()
-        for runs, _ in self._lanes.values():
-            runs.put(None)
-        patience = time.monotonic() + _PATIENCE
-        for _, thread in self._lanes.values():
-            thread.join(max(0.0, patience - time.monotonic()))
+        for lane in self._lanes.values():
+            lane.runs.put(None)
+        self._await_lanes()
+        for lane in self._lanes.values():
+            if lane.thread.is_alive():  # with a statement that does not end
+                try:
+                    lane.connection.close()
+                except Exception:  # noqa: BLE001  it was the last use of it
+                    _log.exception("a connection of the worker could not be closed")
+        self._await_lanes()
+
+    def _await_lanes(self) -> None:
+        patience = time.monotonic() + PATIENCE
+        for lane in self._lanes.values():
+            lane.thread.join(max(0.0, patience - time.monotonic()))
+
+
+class _Lane(NamedTuple):
+    """An open lane: its connection, and the thread that runs what it is given, until it is given None."""
+
+    connection: LaneConnection
+    runs: SimpleQueue[RunOp | None]
+    thread: Thread

@@ -19,6 +19,7 @@ import trio
 from awa_proto.application import Application, known_dsn
 from awa_proto.blocking import BlockingClient
 from awa_proto.driving.awaited import bind
+from awa_proto.driving.per_loop import PerLoop
 from awa_proto.dsn import check_dsn
 from awa_proto.errors import ValidationError
 from awa_proto.operations import Operations
@@ -78,7 +79,7 @@ class Client(Tasks):
         self._application = Application(
             self.registry, [other.registry for other in tasks], schema=schema, random=random.random
         )
-        self._opened: tuple[Database, trio.lowlevel.TrioToken] | None = None
+        self._opened: PerLoop[trio.lowlevel.TrioToken, Database] = PerLoop(_has_ended)
         self._borrowing: Database | None = None
 
     @property
@@ -97,9 +98,8 @@ class Client(Tasks):
 
     async def close(self) -> None:
         """Close the client's connections. It opens new ones when it is used again."""
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            await opened[0].close()
+        if (opened := self._opened.pop(trio.lowlevel.current_trio_token())) is not None:
+            await opened.close()
 
     async def perform(self, op: Op[T], /) -> T:
         """The result of an Op; what every method ends in.
@@ -162,7 +162,6 @@ class Client(Tasks):
             self._database(),
             channel=self._application.store.channel,
             new_job=self._job_maker(),
-            grace=config.grace,
             capacity=sum(queue.max_workers for queue in config.queues.values()),
         )
 
@@ -197,19 +196,18 @@ class Client(Tasks):
         return new_job
 
     def _database(self) -> Database:
-        """The database in the run of trio that is going on; a new one in a new run, for connections belong to a run."""
-        token = trio.lowlevel.current_trio_token()
-        if self._opened is None or self._opened[1] is not token:
-            dsn = self._dsn if self._pool is not None else known_dsn(self._dsn, os.environ)
-            opened = database(
-                dsn,
-                pool=self._pool,
-                schema=self._application.schema,
-                statement_timeout=self._seconds,
-                max_size=self._max_size,
-            )
-            self._opened = opened, token
-        return self._opened[0]
+        """The one of the event loop that runs: connections belong to a loop."""
+        return self._opened.get(trio.lowlevel.current_trio_token(), self._new_database)
+
+    def _new_database(self) -> Database:
+        dsn = self._dsn if self._pool is not None else known_dsn(self._dsn, os.environ)
+        return database(
+            dsn,
+            pool=self._pool,
+            schema=self._application.schema,
+            statement_timeout=self._seconds,
+            max_size=self._max_size,
+        )
 
 
 class Transaction:
@@ -252,3 +250,16 @@ class Transaction:
         if self._connection is None:
             raise RuntimeError("the transaction was not entered: async with client.transaction() as tx")
         return self._connection
+
+
+def _has_ended(run: trio.lowlevel.TrioToken) -> bool:
+    """Whether a `trio.run` is over; asked from another one, perhaps in another thread."""
+    try:
+        run.run_sync_soon(_nothing)
+    except trio.RunFinishedError:
+        return True
+    return False
+
+
+def _nothing() -> None:
+    """Done at the next moment, to no effect."""

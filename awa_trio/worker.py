@@ -23,14 +23,14 @@ import math
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias, TypeVar, assert_never
+from typing import Self, TypeVar, assert_never
 
 import trio
 from outcome import Error, Outcome
 
+from awa_proto.driving.working import NOTHING, PATIENCE, AwaitedLane, Fence, LaneDatabase, RunningJob, open_lane, tell
 from awa_proto.errors import DatabaseError, SchemaNotMigrated
-from awa_proto.outcome import Raised, Returned
-from awa_proto.plan import Op
+from awa_proto.outcome import Raised, Returned, Seconds, seconds
 from awa_proto.worker.events import (
     CancelJob,
     DrainAsked,
@@ -39,7 +39,6 @@ from awa_proto.worker.events import (
     Event,
     JobEnded,
     Lane,
-    ListenLost,
     OpDone,
     OpFailed,
     Output,
@@ -48,52 +47,12 @@ from awa_proto.worker.events import (
     StartJob,
     StopAsked,
     Stopped,
-    Woken,
 )
 from awa_proto.worker.worker import WorkerMachine
 
 T = TypeVar("T")
-Fence: TypeAlias = "tuple[int, int]"
 
 _log = logging.getLogger("awa")
-_NOTHING = Returned(None)
-_PATIENCE = 5.0
-"""Seconds that handlers and lanes get to end after the loop has."""
-
-
-class RunningJob(Protocol):
-    """What the worker needs of the job that a handler gets."""
-
-    def mark_cancelled(self, reason: Reason) -> None:
-        """Let `is_cancelled()` be true from now on; may come from another thread than the handler's."""
-        ...
-
-
-class LaneConnection(Protocol):
-    """A connection of the worker's own, opened when it is first used and opened again after it was lost."""
-
-    async def run(self, op: Op[T]) -> T:
-        """Run it once. Raises DatabaseError."""
-        ...
-
-    async def close(self) -> None:
-        """Close it, within a bound."""
-        ...
-
-
-class LaneDatabase(Protocol):
-    """What the worker needs of a database."""
-
-    def lane(
-        self,
-        name: str,
-        *,
-        channel: str | None = None,
-        notified: Callable[[str], object] | None = None,
-        lost: Callable[[DatabaseError], object] | None = None,
-    ) -> LaneConnection:
-        """A lane; with a channel it LISTENs there and reports payloads, and its own loss."""
-        ...
 
 
 class Worker:
@@ -106,11 +65,10 @@ class Worker:
     def __init__(
         self,
         machine: WorkerMachine,
-        database: LaneDatabase,
+        database: LaneDatabase[AwaitedLane],
         *,
         channel: str,
         new_job: Callable[[StartJob], RunningJob],
-        grace: float,
         capacity: int,
     ) -> None:
         """Made by `Client.worker`.
@@ -120,21 +78,18 @@ class Worker:
             database: Where lanes come from.
             channel: What the listening lane LISTENs on; a payload is the name of a queue, or empty for all.
             new_job: Makes what a handler is called with, a blocking one when the task is not async.
-            grace: Seconds that running handlers get at a stop, unless `stop` says otherwise.
             capacity: Most handlers at the same time, and so the most threads.
         """
         self._machine = machine
         self._database = database
         self._channel = channel
         self._new_job = new_job
-        self._grace = grace
-        self._asked: float | None = None
         self._inbox: list[Event] = []
         self._bell: trio.Event | None = None
         self._running: dict[Fence, tuple[RunningJob, trio.CancelScope | None]] = {}
         self._free_threads = capacity
         self._plain: deque[tuple[StartJob, RunningJob]] = deque()
-        self._lanes: dict[Lane, LaneConnection] = {}
+        self._lanes: dict[Lane, AwaitedLane] = {}
         self._ops = 0
         self._answers: set[trio.Event] = set()
         self._stopped: Stopped | None = None
@@ -173,24 +128,29 @@ class Worker:
         if late is not None and not caught:
             raise late
 
-    def stop(self, grace: float | None = None) -> None:
+    def stop(self, grace: Seconds | None = None) -> None:
         """Ask it to stop, and do not wait. Call it again with less grace to be quicker.
 
         Args:
-            grace: Seconds running handlers get before they are cancelled; None for what the worker was set up with.
+            grace: Seconds (or a timedelta) running handlers get before they are cancelled; None for what the worker was set
+                up with, which changes nothing about a stop that is under way.
+
+        Raises:
+            ValidationError: `grace` is below 0, or no number of seconds.
         """
-        wanted = self._grace if grace is None else grace
-        if self._asked is None or wanted < self._asked:
-            self._asked = wanted
-            self._put(StopAsked(wanted))
+        self._put(StopAsked(None if grace is None else seconds("grace", grace)))
 
     async def stopped(self) -> Stopped:
         """Wait until it has stopped, and say how. Raises what made it fail."""
+        if not hasattr(self, "_body"):
+            raise RuntimeError("the worker was not entered: async with client.worker(...) as worker")
         await self._done.wait()
         return self._report()
 
     async def drained(self) -> None:
         """Wait until it has nothing to do: see `awa_proto.worker.events.Drained`. Raises what made the worker fail."""
+        if not hasattr(self, "_body"):
+            raise RuntimeError("the worker was not entered: async with client.worker(...) as worker")
         if not self._done.is_set():
             answer = trio.Event()
             self._answers.add(answer)
@@ -264,7 +224,7 @@ class Worker:
             case CancelJob():
                 self._cancel(output)
             case Emit():
-                _log.log(output.level, "%s", output.text, extra={"awa": output.fields})
+                tell(output)
             case Drained(token=answer):
                 self._answers.discard(answer)
                 answer.set()
@@ -294,7 +254,7 @@ class Worker:
                 self._interrupted(error)
                 event = JobEnded(start.attempt, Raised(error))
             else:
-                event = JobEnded(start.attempt, _NOTHING if value is None else Returned(value))
+                event = JobEnded(start.attempt, NOTHING if value is None else Returned(value))
             del self._running[fence]
             self._put(event)
 
@@ -354,18 +314,10 @@ class Worker:
             if self._bell is not None:
                 self._bell.set()
 
-    def _lane(self, name: Lane) -> LaneConnection:
+    def _lane(self, name: Lane) -> AwaitedLane:
         lane = self._lanes.get(name)
         if lane is None:
-            if name is Lane.LISTEN:
-                lane = self._database.lane(
-                    name,
-                    channel=self._channel,
-                    notified=lambda payload: self._put(Woken(payload or None)),
-                    lost=lambda error: self._put(ListenLost(error)),
-                )
-            else:
-                lane = self._database.lane(name)
+            lane = open_lane(self._database, name, self._channel, self._put)
             self._lanes[name] = lane
         return lane
 
@@ -377,7 +329,7 @@ class Worker:
             job.mark_cancelled(Reason.SHUTDOWN)
         self._plain.clear()
         self._nursery.cancel_scope.cancel()
-        patience = trio.current_time() + _PATIENCE
+        patience = trio.current_time() + PATIENCE
         while self._ops or (self._stopped is None and any(scope for _, scope in self._running.values())):
             await self._ring(patience)
             if trio.current_time() >= patience:
@@ -386,7 +338,7 @@ class Worker:
             for lane in self._lanes.values():
                 nursery.start_soon(self._close_lane, lane)
 
-    async def _close_lane(self, lane: LaneConnection) -> None:
+    async def _close_lane(self, lane: AwaitedLane) -> None:
         try:
             await lane.close()
         except Exception:  # noqa: BLE001  it was the last use of it

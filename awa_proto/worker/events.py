@@ -85,9 +85,12 @@ class ListenLost:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Stop: no new claims, running jobs get `grace` seconds. A second one, with less grace, shortens it."""
+    """Stop: no new claims, running jobs get `grace` seconds. A second one, with less grace, shortens it.
 
-    grace: float
+    grace: None for what is configured, unless a stop is under way already, which then goes on as it is.
+    """
+
+    grace: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ LEAVING    | unregistered, or that failed; and nothing is unwritten (again)| STO
 STOPPED    | never; every input is ignored                                |            |
 
 StopAsked before RUNNING goes to LEAVING (or STOPPED when nothing is registered). A second StopAsked may shorten the
-grace while DRAINING; later ones change nothing.
+grace while DRAINING, unless it names none; later ones change nothing.
 """
 
 from __future__ import annotations
@@ -133,9 +133,10 @@ class Lifecycle:
 
     # the stop
 
-    def stop(self, grace: float, now: float) -> None:
+    def stop(self, asked: float | None, now: float) -> None:
         """StopAsked."""
         timers = self._context.timers
+        grace = self._context.config.grace if asked is None else asked
         match self.phase:
             case Phase.NEW:
                 self._stopped()
@@ -153,7 +154,7 @@ class Lifecycle:
                 self._context.report.tell(INFO, "stopping", "the worker stops", running=len(self._running), grace=grace)
             case Phase.DRAINING:
                 set_to = timers.at(Timer.STOP)
-                if set_to is not None and now + grace < set_to:
+                if asked is not None and set_to is not None and now + grace < set_to:
                     timers.set(Timer.STOP, now + grace)
             case Phase.CANCELLING | Phase.WRITING | Phase.LEAVING | Phase.STOPPED:
                 pass

@@ -6,12 +6,13 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.sql import SQL, Identifier, Literal
 
-from awa_proto.errors import Failure
+from awa_proto.errors import Failure, ValidationError
 from awa_proto.testing.adapters import (
     Driver,
     Scenario,
@@ -21,6 +22,7 @@ from awa_proto.testing.adapters import (
     failures,
     lanes,
     opened,
+    raised,
     transactions,
     until,
     values,
@@ -152,6 +154,23 @@ async def test_a_commit_without_an_answer_has_an_unknown_outcome(
             assert (await failing(block())).failure is Failure.OUTCOME_UNKNOWN
         with stopped:
             assert not await by_timeout(0.1, block)
+
+
+async def test_a_callers_connection_in_pipeline_mode_is_refused(driver: Driver, module_database: str) -> None:
+    if driver.name == "asyncio-asyncpg":
+        pytest.skip("asyncpg has no pipelines")
+    op = ask("SELECT 1::int8")
+    async with opened(driver, module_database) as database, driver.caller(module_database) as caller:
+        pipeline: Any = getattr(caller.connection, "pipeline")()  # noqa: B009  psycopg's; the kit knows no library
+        async with contextlib.AsyncExitStack() as stack:
+            if driver.cancellable:
+                await stack.enter_async_context(pipeline)
+            else:
+                stack.enter_context(pipeline)
+            error = await raised(ValidationError, database.run(op.on(caller.connection)))
+            assert error.field == "using"
+        assert await database.run(op.on(caller.connection)) == [(1,)]
+        await caller.rollback()
 
 
 @contextlib.contextmanager

@@ -11,10 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import psycopg
 import pytest
 from psycopg import RawCursor
+from psycopg.conninfo import make_conninfo
 from psycopg_pool import ConnectionPool
 
 from awa_proto.errors import ConfigurationError, DatabaseError, Failure
@@ -179,6 +181,38 @@ def test_connecting_has_a_deadline() -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.timeout(5)  # psycopg itself takes 2 s for each host
+def test_connecting_has_one_deadline_for_all_hosts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        hosts = ",".join([f"127.0.0.1:{port}"] * 5)
+        with database_at(f"postgresql://someone:secret@{hosts}/x", statement_timeout=0.3) as db:
+            with pytest.raises(DatabaseError, match=r"no connection to the database within 0\.3 s") as caught:
+                db.run(sql("SELECT 1"))
+    assert caught.value.failure is Failure.UNAVAILABLE
+
+
+def test_looking_up_a_name_counts_as_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(waiting_module, "conninfo_attempts", lambda _: ended.wait(60))
+    with (
+        database_at("postgresql://somewhere.invalid/x", statement_timeout=0.05) as db,
+        pytest.raises(DatabaseError, match="within") as caught,
+    ):
+        db.run(sql("SELECT 1"))
+    ended.set()
+    assert caught.value.failure is Failure.UNAVAILABLE
+
+
+def test_the_second_of_several_hosts_is_tried_when_the_first_refuses(database: str) -> None:
+    url = urlsplit(database)
+    query = dict(parse_qsl(url.query))
+    host, port = query.get("host") or url.hostname, query.get("port") or url.port or 5432
+    options = {"host": f"/nonexistent,{host}", "port": f"1,{port}", "user": url.username, "dbname": url.path[1:]}
+    with database_at(make_conninfo(**options, password=url.password)) as db:
+        assert db.run(sql("SELECT 1")) == [(1,)]
+
+
 def test_an_exception_from_a_signal_handler_leaves_the_connection_clean(database: str) -> None:
     class Alarm(Exception):
         pass
@@ -229,6 +263,43 @@ def test_a_pool_of_psycopg_pool_is_used_and_given_back_as_it_was(database: str) 
             lane = db.lane("claim")
             assert lane.run(sql("SELECT 1")) == [(1,)]
             lane.close()
+
+
+def test_a_connection_that_the_pool_lent_is_given_back_whatever_is_wrong_with_it(database: str) -> None:
+    with ConnectionPool(database, min_size=1, max_size=1, open=True) as pool, database_at(None, pool=pool) as db:
+        with pool.connection() as connection:
+            connection.execute("SET client_encoding TO latin1")
+            connection.commit()
+        for _ in range(3):
+            with pytest.raises(ConfigurationError, match="LATIN1"):
+                db.run(sql("SELECT 1"))
+        with pool.connection() as connection:
+            connection.execute("SET client_encoding TO utf8")
+            connection.commit()
+            pid = connection.info.backend_pid
+        # In a transaction, autocommit cannot be set.
+        real, pool.getconn = pool.getconn, lambda *a, **k: begun(real(*a, **k))  # type: ignore[method-assign]
+
+        def begun(connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+            connection.execute("SELECT 1")
+            return connection
+
+        for _ in range(3):
+            with pytest.raises(DatabaseError):
+                db.run(sql("SELECT 1"))
+        pool.getconn = real  # type: ignore[method-assign]
+        assert db.run(sql("SELECT pg_backend_pid()")) == [(pid,)]
+
+
+def test_a_pool_that_lends_dead_connections_has_one_deadline(database: str) -> None:
+    with ConnectionPool(database, min_size=2, max_size=2, open=True) as pool:
+        pool.wait()
+        with psycopg.connect(database, autocommit=True) as other:
+            pids = "datname = current_database() AND pid <> pg_backend_pid()"
+            other.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {pids}".encode())
+        until(database, f"SELECT count(*) = 0 FROM pg_stat_activity WHERE {pids} AND backend_type = 'client backend'")
+        with database_at(None, pool=pool) as db:
+            assert db.run(sql("SELECT 1")) == [(1,)]
 
 
 def test_a_statement_on_the_callers_connection_has_a_deadline(database: str) -> None:
@@ -295,6 +366,41 @@ def test_closing_a_lane_ends_the_op_that_runs_on_it(database: str) -> None:
         assert ended.wait(30)
         thread.join()
         assert listeners() == []
+
+
+def test_closing_a_lane_ends_the_statement_on_the_server_too(database: str) -> None:
+    def work() -> None:
+        with pytest.raises(DatabaseError):
+            lane.run(sql("SELECT pg_sleep(60)"))
+
+    with database_at(database) as db:
+        lane = db.lane("claim")
+        ((pid,),) = lane.run(sql("SELECT pg_backend_pid()"))
+        thread = threading.Thread(target=work)
+        thread.start()
+        until_asleep(database, pid)
+        lane.close()
+        thread.join()
+        until(database, "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $1::int", pid)
+
+
+def test_closing_a_lane_whose_server_does_not_answer_cuts_it_off(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work() -> None:
+        with pytest.raises(DatabaseError):
+            lane.run(sql("SELECT pg_sleep(60)"))
+
+    monkeypatch.setattr("awa_sync.db.lane._TO_CANCEL", 0.05)
+    with database_at(database) as db:
+        lane = db.lane("claim")
+        ((pid,),) = lane.run(sql("SELECT pg_backend_pid()"))
+        thread = threading.Thread(target=work)
+        thread.start()
+        until_asleep(database, pid)
+        with stopped(pid):
+            lane.close()
+            thread.join()
 
 
 def test_many_threads_use_a_listening_lane_in_turn(database: str) -> None:

@@ -368,6 +368,33 @@ def test_a_stop_before_the_start_is_a_stop() -> None:
     assert machine.poll_output() == Stopped(clean=True)
 
 
+@pytest.mark.parametrize(
+    ("asked", "left"),
+    [
+        ((None,), 30.0),
+        ((10.0,), 10.0),
+        ((50.0,), 50.0),
+        ((10.0, None), 10.0),
+        ((50.0, None), 50.0),
+        ((None, None), 30.0),
+        ((None, 50.0), 30.0),
+        ((None, 5.0), 5.0),
+        ((10.0, 20.0), 10.0),
+        ((10.0, 5.0, None), 5.0),
+    ],
+)
+def test_a_second_stop_only_shortens_the_grace_and_none_is_what_is_configured(
+    asked: tuple[float | None, ...], left: float
+) -> None:
+    bench = Bench(grace=30.0).running()
+    bench.claimed(attempt())
+    for grace in asked:
+        bench.hear(StopAsked(grace))
+    assert not of(CancelJob, bench.wait(left - 0.1))
+    assert bench.machine.phase is Phase.DRAINING
+    assert of(CancelJob, bench.wait(0.2))
+
+
 def test_a_bucket_starts_full_gives_back_and_never_holds_more_than_its_burst() -> None:
     bucket = TokenBucket(2.0, 3)
     assert bucket.available(1000.0) == 3

@@ -91,13 +91,17 @@ class Job(JobBase[str, None]):
 
 
 class MemoryDatabase:
-    """Lanes whose Ops run on a memory store. `broken`: what every Op raises instead."""
+    """Lanes whose Ops run on a memory store.
+
+    broken: what every Op raises instead. stuck: lanes whose Ops do not end, unless cancelled or closed.
+    """
 
     def __init__(self, store: MemoryStore, *, blocking: bool) -> None:
         self._store = store
         self._blocking = blocking
         self._lock = threading.Lock()
         self.broken: Exception | None = None
+        self.stuck: set[str] = set()
         self.closed: list[str] = []
 
     def execute(self, op: Op[T]) -> T:
@@ -130,6 +134,8 @@ class _AsyncLane:
 
     async def run(self, op: Op[T]) -> T:
         await anyio.lowlevel.checkpoint()
+        if self._name in self._database.stuck:
+            await anyio.sleep_forever()
         return self._database.execute(op)
 
     async def close(self) -> None:
@@ -139,12 +145,18 @@ class _AsyncLane:
 class _BlockingLane:
     def __init__(self, database: MemoryDatabase, name: str) -> None:
         self._database, self._name = database, name
+        self._is_closed = threading.Event()
 
     def run(self, op: Op[T]) -> T:
+        if self._name in self._database.stuck:
+            self._is_closed.wait()
+            raise DatabaseError("the connection was closed", sent=False)
         return self._database.execute(op)
 
     def close(self) -> None:
-        self._database.closed.append(self._name)
+        self._is_closed.set()
+        if self._name not in self._database.closed:
+            self._database.closed.append(self._name)
 
 
 class RunningWorker:
@@ -218,12 +230,17 @@ class Harness:
         machine = self.machine or WorkerMachine(
             store=self.store, tasks=self.tasks, config=config, random=random.Random(1).random
         )
-        return package.Worker(machine, self.database, channel="awa", new_job=self.new_job, grace=grace, capacity=slots)
+        return package.Worker(machine, self.database, channel="awa", new_job=self.new_job, capacity=slots)
 
     @asynccontextmanager
     async def worker(self, slots: int = 10, grace: float = 60.0) -> AsyncIterator[RunningWorker]:
         """A running worker."""
-        worker = self.make(slots, grace)
+        async with self.entered(self.make(slots, grace)) as worker:
+            yield worker
+
+    @asynccontextmanager
+    async def entered(self, worker: Any) -> AsyncIterator[RunningWorker]:
+        """A worker that was made, running."""
         if self.is_sync:
             async with _in_threads(worker):
                 yield RunningWorker(worker, blocking=True)

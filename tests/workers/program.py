@@ -56,7 +56,6 @@ def main() -> None:
             database,
             channel="awa",
             new_job=lambda start: JobBase(start.attempt, start.args, None),
-            grace=3600.0,
             capacity=50,
         )
 

@@ -9,17 +9,18 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import anyio
 import pytest
 from typing_extensions import override
 
-from awa_proto.errors import TerminalError
+from awa_proto.errors import TerminalError, ValidationError
 from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import Cancel, Completed, Raised, RetryAfter, Snooze
 from awa_proto.worker import lifecycle
 from awa_proto.worker.events import CancelJob, Event, JobEnded, Output, Reason, StartJob, Stopped, Woken
-from tests.workers.harness import MODES, Gate, Harness, Job, Signal
+from tests.workers.harness import MODES, Gate, Harness, Job, RunningWorker, Signal
 
 
 @pytest.fixture(params=MODES)
@@ -298,6 +299,70 @@ async def test_a_second_stop_with_less_grace_cuts_the_first_short(harness: Harne
         await jobs[0].told.given()
         gate.open()
         assert (await worker.stopped()).clean
+
+
+async def test_leaving_does_not_shorten_the_grace_that_a_stop_gave(harness: Harness) -> None:
+    started, gate = Signal(), Gate()
+    jobs: list[Job] = []
+
+    def wait(job: Job) -> Generator[Gate, None, None]:
+        jobs.append(job)
+        started.give()
+        yield gate
+
+    harness.handler("wait", wait)
+    [job_id] = harness.enqueue("wait")
+
+    async def open_in_a_while() -> None:
+        await anyio.wait_all_tasks_blocked()
+        await anyio.sleep(0.1)  # what the worker was set up with has passed many times over
+        gate.open()
+
+    async with anyio.create_task_group() as group:
+        async with harness.worker(grace=0.001) as worker:
+            await started.given()
+            worker.stop(grace=3600)
+            group.start_soon(open_in_a_while)
+        assert not jobs[0].is_cancelled()
+    assert harness.job(job_id).state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("grace", [-1, float("nan"), float("inf"), "1", True])
+async def test_a_grace_that_is_no_number_of_seconds_is_refused(harness: Harness, grace: Any) -> None:
+    worker = harness.make()
+    with pytest.raises(ValidationError, match="grace"):
+        worker.stop(grace)
+
+
+async def test_waiting_for_a_worker_that_was_not_entered_is_an_error(harness: Harness) -> None:
+    worker = RunningWorker(harness.make(), blocking=harness.is_sync)
+    for wait in (worker.stopped, worker.drained):
+        with pytest.raises(RuntimeError, match="not entered"):
+            await wait()
+
+
+async def test_a_worker_stopped_before_it_was_entered_starts_nothing(harness: Harness) -> None:
+    harness.handler("fine", nothing)
+    harness.enqueue("fine")
+    worker = harness.make()
+    worker.stop()
+    async with harness.entered(worker) as running:
+        assert (await running.stopped()).clean
+    assert harness.states() == {JobState.AVAILABLE: 1}
+
+
+async def test_an_op_that_is_under_way_at_the_end_is_ended_and_nothing_of_it_is_left(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "FOR_LEAVING", 0.01)
+    monkeypatch.setattr("awa_sync.worker.PATIENCE", 0.05)
+    async with harness.worker() as worker:
+        await worker.drained()
+        harness.database.stuck.add("maintenance")
+        worker.stop()
+        assert not (await worker.stopped()).left_running
+    assert sorted(harness.database.closed) == sorted({*harness.database.closed, "maintenance"})
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("awa maintenance")]
 
 
 async def test_a_handler_that_will_not_end_is_left_behind_and_said(

@@ -1,0 +1,78 @@
+"""What the worker loops of the drivers share: what they ask of jobs and databases, and how lanes and log lines begin."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol, TypeAlias, TypeVar
+
+from awa_proto.errors import DatabaseError
+from awa_proto.outcome import Returned
+from awa_proto.plan import Op
+from awa_proto.worker.events import Emit, Event, Lane, ListenLost, Reason, Woken
+
+T = TypeVar("T")
+L_co = TypeVar("L_co", covariant=True)
+
+Fence: TypeAlias = "tuple[int, int]"
+"""What identifies an attempt: (id, run_lease)."""
+
+NOTHING: Final = Returned(None)
+"""What most handlers return."""
+
+PATIENCE: Final = 5.0
+"""Seconds that what is still under way gets to end after the loop has."""
+
+_log = logging.getLogger("awa")
+
+
+class RunningJob(Protocol):
+    """What the worker needs of the job that a handler gets."""
+
+    def mark_cancelled(self, reason: Reason) -> None:
+        """Let `is_cancelled()` be true from now on; may come from another thread than the handler's."""
+        ...
+
+
+class AwaitedLane(Protocol):
+    """A connection of the worker's own, opened when it is first used and opened again after it was lost."""
+
+    async def run(self, op: Op[T]) -> T:
+        """Run it once. Raises DatabaseError."""
+        ...
+
+    async def close(self) -> None:
+        """Close it, within a bound."""
+        ...
+
+
+class LaneDatabase(Protocol[L_co]):
+    """What the worker needs of a database."""
+
+    def lane(
+        self,
+        name: str,
+        *,
+        channel: str | None = None,
+        notified: Callable[[str], object] | None = None,
+        lost: Callable[[DatabaseError], object] | None = None,
+    ) -> L_co:
+        """A lane; with a channel it LISTENs there and reports payloads, and its own loss."""
+        ...
+
+
+def open_lane(database: LaneDatabase[T], name: Lane, channel: str, put: Callable[[Event], object]) -> T:
+    """The lane of this name. What the listening one hears is put into the inbox, as it comes."""
+    if name is not Lane.LISTEN:
+        return database.lane(name)
+    return database.lane(
+        name,
+        channel=channel,
+        notified=lambda payload: put(Woken(payload or None)),
+        lost=lambda error: put(ListenLost(error)),
+    )
+
+
+def tell(emit: Emit) -> None:
+    """Write a log line of the machine."""
+    _log.log(emit.level, "%s", emit.text, extra={"awa": emit.fields})
