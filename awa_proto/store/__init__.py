@@ -96,8 +96,7 @@ class Claimed:
     again: frozenset[tuple[str, int]] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """An attempt that ended, on its way into the store."""
 
     attempt: Attempt

@@ -287,7 +287,6 @@ class Dispatcher:
 
     def _refuse(self, attempt: Attempt, error: TerminalError, now: float) -> None:
         self._running.deadlines.forget(attempt)
-        self._context.report.warn(now, "job refused", str(error), job=attempt.id, kind=attempt.kind)
         self._finalizer.add(attempt, Raised(error), now)
 
     # what waits too long, and what takes too long

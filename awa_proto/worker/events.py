@@ -157,10 +157,10 @@ class Emit:
 
     @property
     def text(self) -> str:
-        """The message with its fields."""
-        if not self.fields:
-            return self.message
-        return f"{self.message} ({', '.join(f'{name}={value!r}' for name, value in self.fields.items())})"
+        """The message with its fields, and a traceback below."""
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.fields.items() if name != "traceback")
+        line = f"{self.message} ({shown})" if shown else self.message
+        return f"{line}\n{self.fields['traceback']}" if "traceback" in self.fields else line
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from awa_proto.store import Ended, Verdict
 from awa_proto.worker.backoff import Backoff
 from awa_proto.worker.context import Context
 from awa_proto.worker.events import Lane
-from awa_proto.worker.report import ERROR
+from awa_proto.worker.report import ERROR, WARNING
 from awa_proto.worker.timers import Timer
 
 MOST: Final = 1000
@@ -166,6 +166,8 @@ class Finalizer:
                 run_at = ended.transition.run_at
                 if run_at is not None and ended.transition.to is not JobState.AVAILABLE:
                     self.retry_due = run_at if self.retry_due is None else min(self.retry_due, run_at)
+                if ended.transition.entry is not None:
+                    self._tell(ended, now)
             elif verdict is Verdict.AGAIN:
                 again.append(ended)
             else:
@@ -180,6 +182,21 @@ class Finalizer:
             batch.ended = again
             batch.due = now
             self._stuck.insert(0, batch)
+
+    def _tell(self, ended: Ended, now: float) -> None:
+        """Say that an attempt failed, now that it is written. What a handler asked for itself is no failure."""
+        attempt, transition = ended
+        entry = transition.entry
+        assert entry is not None
+        if transition.to is JobState.CANCELLED or ("retry_after" in entry and transition.to is JobState.RETRYABLE):
+            return
+        last = transition.to is JobState.FAILED
+        self._context.report.sample(
+            now, ERROR if last else WARNING, f"attempt failed: {attempt.kind}",
+            "a job failed for good" if last else "an attempt failed and is retried",
+            job=attempt.id, kind=attempt.kind, queue=attempt.queue, attempt=attempt.attempt, error=entry["error"],
+            **({"traceback": entry["traceback"]} if "traceback" in entry else {}),
+        )  # fmt: skip
 
     def _failed(self, error: DatabaseError, now: float) -> None:
         batch = self._take_sent()

@@ -17,15 +17,20 @@ QUIET: Final = 10.0
 """Seconds between two lines of the same key; those in between are counted and told with the next."""
 
 
+SAMPLE: Final = 20
+"""Lines of one key within `QUIET` seconds where each says something of its own, such as an attempt that failed."""
+
+
 class Report:
     """Puts `Emit` outputs in the stream, at most one per key and `QUIET` seconds, except where every one counts."""
 
-    __slots__ = ("_held", "_out", "_told")
+    __slots__ = ("_held", "_out", "_sampled", "_told")
 
     def __init__(self, out: deque[Output]) -> None:
         self._out = out
         self._told: dict[str, float] = {}
         self._held: dict[str, int] = {}
+        self._sampled: dict[str, int] = {}
 
     def tell(self, level: int, key: str, message: str, **fields: Any) -> None:
         """Say it, however often."""
@@ -42,6 +47,21 @@ class Report:
         if held:
             fields["held_back"] = held
         self.tell(WARNING, key, message, **fields)
+
+    def sample(self, now: float, level: int, key: str, message: str, **fields: Any) -> None:
+        """Say it, unless the same key was said `SAMPLE` times a moment ago; those held back are told with the next."""
+        told = self._told.get(key)
+        if told is None or now - told >= QUIET:
+            self._told[key] = now
+            self._sampled[key] = 0
+            held = self._held.pop(key, 0)
+            if held:
+                fields["held_back"] = held
+        elif self._sampled[key] >= SAMPLE:
+            self._held[key] = self._held.get(key, 0) + 1
+            return
+        self._sampled[key] += 1
+        self.tell(level, key, message, **fields)
 
     def recovered(self, key: str, message: str, **fields: Any) -> None:
         """Say that what was warned about is over; silent when nothing was said."""

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from awa_proto.errors import DatabaseError
 from awa_proto.job import JobState
-from awa_proto.outcome import Returned, Snooze
+from awa_proto.outcome import Cancel, Raised, RetryAfter, Returned, Snooze
 from awa_proto.store import Demand, Ended, Promoted, Ring, Verdict
 from awa_proto.worker.config import QueueConfig
 from awa_proto.worker.events import CancelJob, Emit, JobEnded, OpFailed, Reason, StartJob, Woken
@@ -200,3 +200,37 @@ def test_a_queue_that_wakes_up_is_no_longer_announced() -> None:
     bench.done("announce")
     bench.hear(*[Woken("q")] * 30)
     assert bench.store.announcements[-1] == (["z"], ["q", "z"])
+
+
+def test_a_failed_attempt_is_told_with_its_traceback_once_it_is_written_and_a_flood_is_held_back() -> None:
+    bench = Planned(QueueConfig(max_workers=50)).running()
+    bench.claimed(*(attempt(n) for n in range(1, 51)))
+    bench.hear(*(JobEnded(attempt(n), Raised(failure())) for n in range(1, 51)))
+    assert not of(Emit, bench.said)
+    said = of(Emit, bench.done("finalize", accepted(bench.store.flushes[-1][0])))
+    assert len(said) == 20
+    assert (said[0].level, said[0].key) == (30, "attempt failed: k")
+    assert said[0].fields["error"] == "ValueError: no such thing"
+    assert said[0].text.endswith("ValueError: no such thing")
+    assert "in failure" in said[0].text
+    bench.wait(11.0)
+    bench.hear(JobEnded(attempt(99), Raised(failure())))  # never started: nothing is told
+    bench.claimed(attempt(60, number=3))
+    bench.hear(JobEnded(attempt(60, number=3), Raised(failure())))
+    (last,) = of(Emit, bench.done("finalize", accepted(bench.store.flushes[-1][0])))
+    assert (last.level, last.fields["job"], last.fields["held_back"]) == (40, 60, 30)
+
+
+def test_what_a_handler_asked_for_is_no_failure() -> None:
+    bench = Planned(QueueConfig(max_workers=5)).running()
+    endings = [Returned(RetryAfter(1)), Returned(Snooze(1)), Returned(Cancel("x")), Returned(None)]
+    bench.claimed(*(attempt(n) for n in range(1, 5)))
+    bench.hear(*(JobEnded(attempt(n), ended) for n, ended in enumerate(endings, 1)))
+    assert not of(Emit, bench.done("finalize", accepted(bench.store.flushes[-1][0])))
+
+
+def failure() -> Exception:
+    try:
+        raise ValueError("no such thing")
+    except ValueError as error:
+        return error
