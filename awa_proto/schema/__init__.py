@@ -103,16 +103,16 @@ def migrate(schema: str = "awa") -> Op[int]:
             "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1::text), to_regclass($2::text) IS NOT NULL",
             (schema, f"{prefix}.migrations"),
         )
-        for exists, statement in zip(known[0], _preparation(prefix), strict=True):
+        for number, (exists, statement) in enumerate(zip(known[0], _preparation(prefix), strict=True), 1):
             if not exists:
-                yield Statement("migrate.prepare", statement)
+                yield Statement(f"migrate.prepare.{number}", statement)
         applied = yield Statement("migrate.version", f"SELECT coalesce(max(version), 0)::int FROM {prefix}.migrations")
         version: int = applied[0][0]
         refuse_newer(schema, version)
         pending = [m for m in migrations() if m[0] > version]
         for number, name, template in pending:
-            for statement in statements(template, prefix):
-                yield Statement(f"migrate.{number:04}", statement)
+            for part, statement in enumerate(statements(template, prefix), 1):
+                yield Statement(f"migrate.{number:04}.{part}", statement)
             yield Statement(
                 "migrate.record",
                 f"INSERT INTO {prefix}.migrations (version, name) VALUES ($1::int, $2::text)",

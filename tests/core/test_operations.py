@@ -1,5 +1,6 @@
 """Operations: what a client's calls make of what they are given, run against the memory model without a database."""
 
+import contextlib
 import dataclasses
 import logging
 import random
@@ -15,8 +16,9 @@ from awa_proto.errors import DatabaseError, Failure, JobNotFound, SerializationE
 from awa_proto.job import JobState
 from awa_proto.operations import MOST_LISTED, Operations
 from awa_proto.options import EnqueueRequest
-from awa_proto.plan import Op, Plan
+from awa_proto.plan import Op, Plan, Statement
 from awa_proto.registry import Registry
+from awa_proto.schema import migrate
 from awa_proto.store import Cancelled, NewJob
 from awa_proto.store.memory import MemoryStore
 
@@ -309,3 +311,16 @@ def test_migrate_is_for_the_schema_of_the_client(store: Recording) -> None:
     op = Operations[Any](store, {}, "my schema").migrate()
     assert op.atomic
     assert (op.name, op.safe_to_retry) == ("migrate", True)
+
+
+def test_each_statement_of_a_migration_has_a_name_of_its_own() -> None:
+    answers: dict[str, list[Any]] = {"migrate.known": [(False, False)], "migrate.version": [(0,)]}
+    plan = migrate().start()
+    texts: dict[str, str] = {}
+    with contextlib.suppress(StopIteration):
+        step = next(plan)
+        while True:
+            assert isinstance(step, Statement)
+            assert texts.setdefault(step.name, step.sql) == step.sql
+            step = plan.send(answers.get(step.name, []))
+    assert {"migrate.prepare.1", "migrate.prepare.2", "migrate.0001.1", "migrate.0001.2"} < set(texts)
