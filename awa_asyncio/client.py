@@ -12,6 +12,7 @@ import random
 import socket
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 
@@ -19,6 +20,7 @@ from awa_asyncio.connections import (
     AnyConnection,
     AnyPool,
     Driver,
+    check_dsn,
     chosen_driver,
     database_of,
     driver_of_connection,
@@ -32,13 +34,12 @@ from awa_proto.application import Application, known_dsn
 from awa_proto.blocking import BlockingClient
 from awa_proto.driving.awaited import bind
 from awa_proto.driving.per_loop import PerLoop
-from awa_proto.dsn import check_dsn
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.operations import Operations
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Row, Value
 from awa_proto.worker.config import QueueConfig
-from awa_proto.worker.events import StartJob
+from awa_proto.worker.events import StartJob, Stopped
 
 if TYPE_CHECKING:
     from awa_asyncio.db import Connection, Database
@@ -60,10 +61,11 @@ class Client(Tasks):
         driver: "asyncpg" or "psycopg"; by default the one `pool` is of, else asyncpg when it is installed.
         pool: A pool of your own to take connections from. It stays yours to close. A worker needs `dsn` beside it.
         tasks: Tasks whose handlers the client's workers run.
-        statement_timeout: Seconds a statement, a connect, or the wait for a connection may take.
-        max_size: Most connections at the same time, those of workers aside.
+        statement_timeout: Seconds (or a timedelta) a statement, a connect, or the wait for a connection may take.
+        max_size: Most connections at the same time, those of workers aside; 1 to 10,000.
 
     Raises:
+        ValidationError: Naming the setting and its limit.
         ConfigurationError: The DSN cannot be read (its password is never repeated), or a library is not installed.
     """
 
@@ -75,24 +77,27 @@ class Client(Tasks):
         driver: Driver | None = None,
         pool: AnyPool | None = None,
         tasks: Iterable[Tasks] = (),
-        statement_timeout: float = 30.0,
+        statement_timeout: Seconds = 30.0,
         max_size: int = 10,
     ) -> None:
         super().__init__()
         if pool is not None:
             pools = driver_of_pool(pool)
-            if driver not in {None, pools}:
+            if driver is not None and chosen_driver(driver) != pools:
                 raise ConfigurationError(f"driver={driver!r}, but pool= is one of {pools}")
             driver = pools
         self._driver: Driver = chosen_driver(driver)
-        if dsn is not None:
-            check_dsn(dsn, keywords=self._driver == "psycopg")
         self._dsn = dsn
         self._pool = pool
-        self._seconds = statement_timeout
-        self._max_size = max_size
         self._application = Application(
-            self.registry, [other.registry for other in tasks], schema=schema, random=random.random
+            self.registry,
+            tasks,
+            schema=schema,
+            dsn=dsn,
+            readable=partial(check_dsn, driver=self._driver),
+            statement_timeout=statement_timeout,
+            max_size=max_size,
+            random=random.random,
         )
         self._opened: PerLoop[asyncio.AbstractEventLoop, Database] = PerLoop(_has_ended)
         self._borrowing: dict[Driver, Database] = {}
@@ -120,7 +125,7 @@ class Client(Tasks):
         """The result of an Op; what every method ends in.
 
         Raises:
-            ValidationError: `using=` is not a connection this package can use.
+            ValidationError: `using=` is no connection this package can use, or is in no transaction.
             DatabaseError: See `error.failure`.
             SchemaNotMigrated: There is no schema of this version; see `migrate`.
         """
@@ -129,7 +134,7 @@ class Client(Tasks):
         driver = driver_of_connection(op.using)
         if driver not in self._borrowing:
             self._borrowing[driver] = database_of(driver)(
-                schema=self._application.schema, statement_timeout=self._seconds
+                schema=self._application.schema, statement_timeout=self._application.statement_timeout
             )
         return await self._borrowing[driver].run(op)
 
@@ -167,6 +172,8 @@ class Client(Tasks):
             ValidationError: Naming the setting and its limit.
             ConfigurationError: There is no queue, or the client has a pool and no DSN.
         """
+        if self._pool is not None and self._dsn is None:
+            raise ConfigurationError("a worker needs connections of its own: give the client dsn= beside pool=")
         config = self._application.configured(
             queues,
             poll_interval=poll_interval,
@@ -184,8 +191,8 @@ class Client(Tasks):
 
     async def run(
         self, queues: Mapping[str, int | QueueConfig], /, *, poll_interval: Seconds = 2.0, grace: Seconds = 30.0
-    ) -> None:
-        """Work until SIGTERM or SIGINT, which stop gracefully; a second one stops with no grace.
+    ) -> Stopped:
+        """Work until SIGTERM or SIGINT, which stop gracefully; a second one stops with no grace. Returns how it ended.
 
         Args:
             queues: As `worker`.
@@ -195,7 +202,7 @@ class Client(Tasks):
         Raises:
             ConfigurationError: As `worker`; also outside of the main thread, where there are no signals.
         """
-        await run(self.worker(queues, poll_interval=poll_interval, grace=grace))
+        return await run(self.worker(queues, poll_interval=poll_interval, grace=grace))
 
     def _job_maker(self) -> Any:
         loop = asyncio.get_running_loop()
@@ -222,8 +229,8 @@ class Client(Tasks):
             dsn,
             pool=self._pool,
             schema=self._application.schema,
-            statement_timeout=self._seconds,
-            max_size=self._max_size,
+            statement_timeout=self._application.statement_timeout,
+            max_size=self._application.max_size,
         )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, get_args
 
+from awa_proto import dsn as dsn_
+from awa_proto.driving.given import IN_NO_TRANSACTION, check_libpq_dsn, is_in_no_transaction
 from awa_proto.errors import ConfigurationError, ValidationError
 
 if TYPE_CHECKING:
@@ -57,11 +59,17 @@ _POOLS: Final[dict[Driver, tuple[str, ...]]] = {
 
 
 def driver_of_connection(connection: object) -> Driver:
-    """Whose connection this is. Raises ValidationError for anything but an async connection of the two libraries."""
+    """Whose connection this is.
+
+    Raises ValidationError for anything but an async connection of the two libraries, and for one that is in no transaction.
+    """
     found = _driver_of(connection, _CONNECTIONS)
     if found is None:
         wanted = "an asyncpg connection or a psycopg.AsyncConnection"
         raise ValidationError("using", f"{wanted} is needed here, not {_type_name(connection)}")
+    borrowed: Any = connection
+    if not borrowed.is_in_transaction() if found == "asyncpg" else is_in_no_transaction(borrowed):
+        raise ValidationError("using", IN_NO_TRANSACTION)
     return found
 
 
@@ -76,15 +84,24 @@ def driver_of_pool(pool: object) -> Driver:
 
 def chosen_driver(driver: Driver | None) -> Driver:
     """The driver asked for, else asyncpg if it is installed, else psycopg. Raises ConfigurationError."""
-    if driver is not None and driver not in get_args(Driver):
-        raise ConfigurationError(f"driver={driver!r}: there are 'asyncpg' and 'psycopg'")
-    found = [name for name in get_args(Driver) if driver in {None, name} and find_spec(name) is not None]
-    if not found:
+    asked: object = driver  # whatever the caller passed
+    if asked is not None and not (isinstance(asked, str) and asked in get_args(Driver)):
+        raise ConfigurationError("driver= is neither 'asyncpg' nor 'psycopg'")
+    installed = [name for name in get_args(Driver) if driver in {None, name} and find_spec(name) is not None]
+    if not installed:
         wanted = driver or "asyncpg"
         also = "" if driver else ", or 'awa-queue[psycopg]'"
         raise ConfigurationError(f"{wanted} is not installed: pip install 'awa-queue[{wanted}]'{also}")
-    chosen: Driver = found[0]
+    chosen: Driver = installed[0]
     return chosen
+
+
+def check_dsn(dsn: str, driver: Driver) -> None:
+    """Raise ConfigurationError when the driver cannot read `dsn`."""
+    if driver == "psycopg":
+        check_libpq_dsn(dsn)
+    else:
+        dsn_.check_dsn(dsn, keywords=False)
 
 
 def database_of(driver: Driver) -> Callable[..., Database]:

@@ -23,6 +23,7 @@ from awa_proto.options import EnqueueRequest, InsertOpts
 from awa_proto.outcome import Cancel, Completed, Result, RetryAfter, Snooze
 from awa_proto.store import QueueStat
 from awa_proto.worker.config import QueueConfig
+from awa_proto.worker.events import Stopped
 
 __all__ = [
     "AwaError",
@@ -45,6 +46,7 @@ __all__ = [
     "SchemaNotMigrated",
     "SerializationError",
     "Snooze",
+    "Stopped",
     "TerminalError",
     "UnknownJobKind",
     "ValidationError",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.operations import Operations
-from awa_proto.options import positive_seconds, text
+from awa_proto.options import positive_seconds, text, whole
 from awa_proto.outcome import Seconds, seconds
 from awa_proto.registry import Registry
 from awa_proto.schema import quoted
@@ -16,21 +16,45 @@ from awa_proto.version import VERSION
 from awa_proto.worker.config import QueueConfig, WorkerConfig
 from awa_proto.worker.worker import WorkerMachine
 
+MAX_TIMEOUT: Final = 24 * 86400.0
+"""Longest statement_timeout, in seconds: what counts milliseconds in 31 bits, in a kernel or a server, ends a day later."""
+MAX_SIZE: Final = 10_000
+"""Most connections of a client."""
+
 
 class Application:
     """The tasks of an application, the store its jobs are in, the calls of its client, and the machines of its workers.
 
-    schema: where the store is. random: floats in [0, 1), for everything that wants chance.
+    What a client is given is checked here, for all packages.
 
-    Raises ValidationError when PostgreSQL cannot have such a schema, or two registries have handlers for one kind.
+    tasks: objects that hold a Registry, as Tasks of each package does. schema: where the store is.
+    dsn, readable: the DSN, and what raises ConfigurationError when the adapter cannot read one.
+    statement_timeout, max_size: as the clients say. random: floats in [0, 1), for everything that wants chance.
+
+    Raises ValidationError naming what is wrong, also when two registries have handlers for one kind.
     """
 
     def __init__(
-        self, registry: Registry, others: Iterable[Registry], *, schema: str, random: Callable[[], float]
+        self,
+        registry: Registry,
+        tasks: Iterable[Any],
+        *,
+        schema: str,
+        dsn: str | None,
+        readable: Callable[[str], None],
+        statement_timeout: Seconds,
+        max_size: int,
+        random: Callable[[], float],
     ) -> None:
-        for other in others:
-            registry.include(other)
         quoted(text("schema", schema))
+        if dsn is not None:
+            readable(dsn)
+        self.statement_timeout = positive_seconds("statement_timeout", statement_timeout)
+        if self.statement_timeout > MAX_TIMEOUT:
+            raise ValidationError("statement_timeout", f"{self.statement_timeout:g} is above {MAX_TIMEOUT:g} seconds")
+        self.max_size = whole("max_size", max_size, 1, MAX_SIZE)
+        for other in _registries(tasks):
+            registry.include(other)
         self.registry = registry
         self.schema = schema
         self.store = QueueStore(schema, random=random)
@@ -65,6 +89,18 @@ class Application:
     def machine(self, config: WorkerConfig) -> WorkerMachine:
         """A worker without I/O, not started."""
         return WorkerMachine(store=self.store, tasks=self.registry.tasks, config=config, random=self._random)
+
+
+def _registries(tasks: object) -> list[Registry]:
+    if isinstance(tasks, (str, bytes, Mapping)) or not isinstance(tasks, Iterable):
+        raise ValidationError("tasks", f"a list of Tasks is needed, not {type(tasks).__name__}")
+    found: list[Registry] = []
+    for index, each in enumerate(tasks):
+        registry = getattr(each, "registry", None)
+        if not isinstance(registry, Registry):
+            raise ValidationError(f"tasks[{index}]", f"Tasks are needed, not {type(each).__name__}")
+        found.append(registry)
+    return found
 
 
 def known_dsn(dsn: str | None, environ: Mapping[str, str]) -> str:

@@ -20,6 +20,9 @@ else:
 class BlockingClient:
     """The calls of a client for a thread of its worker: each one waits while the client's event loop does it.
 
+    No `transaction()`, whose connection lives in the loop, and no `using=`: what belongs together is one `insert_many`.
+    No `worker` or `run` either: it is in one.
+
     operations: those of the client. perform: carries out an Op on the client's loop and waits; called from threads.
     """
 
@@ -42,3 +45,5 @@ class BlockingClient:
     queue_stats = bind(Calls.queue_stats)
     pause_queue = bind(Calls.pause_queue)
     resume_queue = bind(Calls.resume_queue)
+    set_stripes = bind(Calls.set_stripes)
+    migrate = bind(Calls.migrate)

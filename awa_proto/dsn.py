@@ -20,6 +20,10 @@ def check_dsn(dsn: str, *, keywords: bool) -> None:
 
     keywords: whether the adapter also reads libpq's `host=... dbname=...` form.
     """
+    if not isinstance(dsn, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(f"the database URL must be text, not {type(dsn).__name__}")
+    if "\0" in dsn or "%00" in dsn or any("\ud800" <= character <= "\udfff" for character in dsn):
+        raise ConfigurationError("the database URL has a NUL or a lone surrogate")
     if not dsn.strip():
         raise ConfigurationError("the database URL is empty")
     if not re.match(r"postgres(ql)?://", dsn):

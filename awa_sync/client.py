@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 
 from awa_proto.application import Application, known_dsn
 from awa_proto.binding import bind
-from awa_proto.dsn import check_dsn
-from awa_proto.errors import ValidationError
+from awa_proto.driving.given import check_libpq_dsn
+from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.operations import Operations
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Row, Value
 from awa_proto.worker.config import QueueConfig
-from awa_proto.worker.events import StartJob
-from awa_sync.connections import AnyConnection, AnyPool, database, refuse_foreign
+from awa_proto.worker.events import StartJob, Stopped
+from awa_sync.connections import AnyConnection, AnyPool, check_connection, check_pool, database
 from awa_sync.job import Job
 from awa_sync.running import run
 from awa_sync.tasks import Tasks
@@ -49,10 +49,11 @@ class Client(Tasks):
         schema: The schema the queue lives in.
         pool: A `psycopg_pool.ConnectionPool` of your own to take connections from. It stays yours to close.
         tasks: Tasks whose handlers the client's workers run.
-        statement_timeout: Seconds a statement, a connect, or the wait for a connection may take.
-        max_size: Most connections at the same time, those of workers aside.
+        statement_timeout: Seconds (or a timedelta) a statement, a connect, or the wait for a connection may take.
+        max_size: Most connections at the same time, those of workers aside; 1 to 10,000.
 
     Raises:
+        ValidationError: Naming the setting and its limit.
         ConfigurationError: The DSN cannot be read (its password is never repeated), or a library is not installed.
     """
 
@@ -63,18 +64,23 @@ class Client(Tasks):
         schema: str = "awa",
         pool: AnyPool | None = None,
         tasks: Iterable[Tasks] = (),
-        statement_timeout: float = 30.0,
+        statement_timeout: Seconds = 30.0,
         max_size: int = 10,
     ) -> None:
         super().__init__()
-        if dsn is not None:
-            check_dsn(dsn, keywords=True)
+        if pool is not None:
+            check_pool(pool)
         self._dsn = dsn
         self._pool = pool
-        self._seconds = statement_timeout
-        self._max_size = max_size
         self._application = Application(
-            self.registry, [other.registry for other in tasks], schema=schema, random=random.random
+            self.registry,
+            tasks,
+            schema=schema,
+            dsn=dsn,
+            readable=check_libpq_dsn,
+            statement_timeout=statement_timeout,
+            max_size=max_size,
+            random=random.random,
         )
         self._opened: Database | None = None
         self._opening = threading.Lock()
@@ -104,15 +110,17 @@ class Client(Tasks):
         """The result of an Op; what every method ends in.
 
         Raises:
-            ValidationError: `using=` is not a connection this package can use.
+            ValidationError: `using=` is no connection this package can use, or is in no transaction.
             DatabaseError: See `error.failure`.
             SchemaNotMigrated: There is no schema of this version; see `migrate`.
         """
         if op.using is None:
             return self._database().run(op)
-        refuse_foreign(op.using)
+        check_connection(op.using)
         if self._borrowing is None:
-            self._borrowing = database(schema=self._application.schema, statement_timeout=self._seconds)
+            self._borrowing = database(
+                schema=self._application.schema, statement_timeout=self._application.statement_timeout
+            )
         return self._borrowing.run(op)
 
     insert = bind(ClientOps.insert)
@@ -150,6 +158,8 @@ class Client(Tasks):
             ValidationError: Naming the setting and its limit.
             ConfigurationError: There is no queue, or the client has a pool and no DSN.
         """
+        if self._pool is not None and self._dsn is None:
+            raise ConfigurationError("a worker needs connections of its own: give the client dsn= beside pool=")
         config = self._application.configured(
             queues,
             poll_interval=poll_interval,
@@ -167,8 +177,8 @@ class Client(Tasks):
 
     def run(
         self, queues: Mapping[str, int | QueueConfig], /, *, poll_interval: Seconds = 2.0, grace: Seconds = 30.0
-    ) -> None:
-        """Work until SIGTERM or SIGINT, which stop gracefully; a second one stops with no grace.
+    ) -> Stopped:
+        """Work until SIGTERM or SIGINT, which stop gracefully; a second one stops with no grace. Returns how it ended.
 
         Args:
             queues: As `worker`.
@@ -178,7 +188,7 @@ class Client(Tasks):
         Raises:
             ConfigurationError: As `worker`; also outside of the main thread, where there are no signals.
         """
-        run(self.worker(queues, poll_interval=poll_interval, grace=grace))
+        return run(self.worker(queues, poll_interval=poll_interval, grace=grace))
 
     def _job_maker(self) -> Callable[[StartJob], Job[Any]]:
         return lambda start: Job(start.attempt, start.args, self)
@@ -192,8 +202,8 @@ class Client(Tasks):
                     dsn,
                     pool=self._pool,
                     schema=self._application.schema,
-                    statement_timeout=self._seconds,
-                    max_size=self._max_size,
+                    statement_timeout=self._application.statement_timeout,
+                    max_size=self._application.max_size,
                 )
             return self._opened
 

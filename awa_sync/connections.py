@@ -7,6 +7,7 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from awa_proto.driving.given import IN_NO_TRANSACTION, is_in_no_transaction
 from awa_proto.errors import ConfigurationError, ValidationError
 
 if TYPE_CHECKING:
@@ -21,12 +22,20 @@ AnyPool: TypeAlias = "psycopg_pool.ConnectionPool[Any]"
 """What `pool=` takes."""
 
 
-def refuse_foreign(connection: object) -> None:
-    """Raise ValidationError for anything but a blocking connection of psycopg."""
+def check_connection(connection: object) -> None:
+    """Raise ValidationError for one that is in no transaction, and for anything but a blocking connection of psycopg."""
     module = sys.modules.get("psycopg")
     if module is None or not isinstance(connection, module.Connection):
-        found = f"{type(connection).__module__}.{type(connection).__qualname__}"
-        raise ValidationError("using", f"a psycopg.Connection is needed here, not {found}")
+        raise ValidationError("using", f"a psycopg.Connection is needed here, not {_type_name(connection)}")
+    if is_in_no_transaction(connection):
+        raise ValidationError("using", IN_NO_TRANSACTION)
+
+
+def check_pool(pool: object) -> None:
+    """Raise ConfigurationError for anything but a psycopg_pool.ConnectionPool."""
+    module = sys.modules.get("psycopg_pool")
+    if module is None or not isinstance(pool, module.ConnectionPool):
+        raise ConfigurationError(f"pool= needs a psycopg_pool.ConnectionPool, not {_type_name(pool)}")
 
 
 def database(*args: Any, **kwargs: Any) -> Database:
@@ -35,3 +44,7 @@ def database(*args: Any, **kwargs: Any) -> Database:
         raise ConfigurationError("psycopg is not installed: pip install 'awa-queue[psycopg]'")
     made: Database = importlib.import_module("awa_sync.db.psycopg").Database(*args, **kwargs)
     return made
+
+
+def _type_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

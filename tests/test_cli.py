@@ -9,6 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+
+import awa_sync
+from awa_proto.worker.events import Stopped
+from awa_sync.cli import commands, target
 
 ROOT = Path(__file__).parents[1]
 APP = """
@@ -94,8 +99,6 @@ def test_a_module_that_fails_while_it_is_imported_shows_its_own_traceback(tmp_pa
     ("package", "define"), [("awa_asyncio", "async def"), ("awa_trio", "async def"), ("awa_sync", "def")]
 )
 def test_worker_works_until_a_signal(database: str, tmp_path: Path, package: str, define: str) -> None:
-    import awa_sync
-
     (tmp_path / "app.py").write_text(APP.format(package=package, define=define, dsn=database))
     with awa_sync.Client(database, schema="of app") as client:
         client.migrate()
@@ -109,3 +112,21 @@ def test_worker_works_until_a_signal(database: str, tmp_path: Path, package: str
             assert process.wait(60) == 0
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(
+    ("stopped", "said"),
+    [
+        (Stopped(clean=False, left_running=(3, 5)), "handlers of these jobs were left running: 3, 5"),
+        (Stopped(clean=False), "results of jobs that ended could not be written"),
+    ],
+)
+def test_a_worker_that_leaves_something_behind_says_what_and_exits_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stopped: Stopped, said: str
+) -> None:
+    monkeypatch.setattr(target, "load", lambda _: awa_sync.Client("postgresql://h/d"))
+    monkeypatch.setattr(target, "run", lambda *_: stopped)
+    with pytest.raises(typer.Exit) as caught:
+        commands.worker("app:client", ["q"])
+    assert caught.value.exit_code == 1
+    assert said in capsys.readouterr().err

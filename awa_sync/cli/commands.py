@@ -13,6 +13,7 @@ import typer
 
 from awa_proto.errors import AwaError, ConfigurationError, ValidationError
 from awa_proto.schema import latest, script
+from awa_proto.worker.events import Stopped
 from awa_sync.cli.embedded import Server, ServerError, server
 
 P = ParamSpec("P")
@@ -117,7 +118,14 @@ def worker(
             os.environ["AWA_DATABASE_URL"] = running.dsn  # where a client without a DSN looks when it first needs one
             stopped = run(client, wanted, grace)
     if not stopped.clean:
-        fail(f"handlers of these jobs were left running: {list(stopped.left_running)}", code=1)
+        fail(left_behind(stopped), code=1)
+
+
+def left_behind(stopped: Stopped) -> str:
+    """What an unclean stop left, and what becomes of it."""
+    if stopped.left_running:
+        return f"handlers of these jobs were left running: {', '.join(map(str, stopped.left_running))}"
+    return "results of jobs that ended could not be written, so these jobs still count as running"
 
 
 @app.command()

@@ -84,11 +84,9 @@ def _package(found: object) -> str | None:
 def _run_asyncio(client: "awa_asyncio.Client", wanted: dict[str, QueueConfig], grace: float) -> Stopped:
     import asyncio
 
-    from awa_asyncio.running import run
-
     async def main() -> Stopped:
         async with client:
-            return await run(client.worker(wanted, grace=grace))
+            return await client.run(wanted, grace=grace)
 
     return asyncio.run(main())
 
@@ -96,17 +94,13 @@ def _run_asyncio(client: "awa_asyncio.Client", wanted: dict[str, QueueConfig], g
 def _run_trio(client: "awa_trio.Client", wanted: dict[str, QueueConfig], grace: float) -> Stopped:
     import trio
 
-    from awa_trio.running import run
-
     async def main() -> Stopped:
         async with client:
-            return await run(client.worker(wanted, grace=grace))
+            return await client.run(wanted, grace=grace)
 
     return trio.run(main)
 
 
 def _run_sync(client: "awa_sync.Client", wanted: dict[str, QueueConfig], grace: float) -> Stopped:
-    from awa_sync.running import run
-
     with client:
-        return run(client.worker(wanted, grace=grace))
+        return client.run(wanted, grace=grace)

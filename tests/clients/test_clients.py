@@ -8,6 +8,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -22,6 +24,7 @@ import awa_proto as awa
 import awa_sync
 import awa_trio
 from awa_trio.db.connection import TrioConnection
+from awa_trio.db.pool import Pool
 
 Scenario = Callable[[Any], Coroutine[Any, Any, None]]
 
@@ -319,9 +322,8 @@ def test_a_pool_of_the_user_is_used_and_left_open(database: str) -> None:
             async with awa_asyncio.Client(pool=pool) as client:
                 await client.migrate()
                 await client.insert(Add(1))
-                with pytest.raises(awa.ConfigurationError, match="dsn="):
-                    async with client.worker({"q": 1}):
-                        await trio.sleep_forever()
+                with pytest.raises(awa.ConfigurationError, match="dsn= beside pool="):
+                    client.worker({"q": 1})
             assert await pool.fetchval("SELECT count(*) FROM awa.ready") == 1
         async with psycopg_pool.AsyncConnectionPool(database, min_size=1, open=False) as pool:
             async with awa_asyncio.Client(pool=pool) as client:
@@ -330,6 +332,70 @@ def test_a_pool_of_the_user_is_used_and_left_open(database: str) -> None:
                 await connection.execute("SELECT 1")
 
     asyncio.run(main())
+
+
+def test_a_blocking_worker_needs_a_dsn_beside_a_pool(database: str) -> None:
+    with psycopg_pool.ConnectionPool(database, min_size=1, open=False) as pool:
+        with awa_sync.Client(pool=pool) as client:
+            client.migrate()
+            with pytest.raises(awa.ConfigurationError, match="dsn= beside pool="):
+                client.worker({"q": 1})
+        with awa_sync.Client(database, pool=pool) as client, client.worker({"q": 1}) as worker:
+            worker.drained()
+
+
+def test_a_worker_on_trio_finds_its_database_by_the_pool(database: str) -> None:
+    async def main() -> None:
+        pool = Pool(database)
+        async with awa_trio.Client(pool=pool) as client:
+            await client.migrate()
+            async with client.worker({"q": 1}) as worker:
+                await worker.drained()
+        await pool.close()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("library", ["asyncpg", "psycopg"])
+def test_asyncio_refuses_a_connection_in_no_transaction(database: str, library: str) -> None:
+    async def scenario(client: Any) -> None:
+        if library == "asyncpg":
+            connection = await asyncpg.connect(database)
+        else:
+            connection = await psycopg.AsyncConnection.connect(database, autocommit=True)
+        await _outside_of_a_transaction(client, connection)
+        if library == "psycopg":  # which begins one by itself, unless told not to
+            await connection.set_autocommit(False)
+            await client.insert(Add(2), using=connection)
+            assert await client.list_jobs() == []
+            await connection.commit()
+            assert len(await client.list_jobs()) == 1
+        await connection.close()
+
+    _asyncio("asyncpg")(database, scenario)
+
+
+def test_trio_refuses_a_connection_in_no_transaction(database: str) -> None:
+    async def scenario(client: Any) -> None:
+        async with await TrioConnection.connect(database, autocommit=True) as connection:
+            await _outside_of_a_transaction(client, connection)
+
+    _trio(database, scenario)
+
+
+def test_blocking_code_refuses_a_connection_in_no_transaction(database: str) -> None:
+    async def scenario(client: Any) -> None:
+        with psycopg.connect(database, autocommit=True) as connection:
+            await _outside_of_a_transaction(client, connection)
+
+    _sync(database, scenario)
+
+
+async def _outside_of_a_transaction(client: Any, connection: Any) -> None:
+    for call in (client.insert(Add(1), using=connection), client.cancel(1, using=connection)):
+        with pytest.raises(awa.ValidationError, match="using: the connection is in no transaction"):
+            await call
+    assert await client.list_jobs() == []
 
 
 BAD_DSNS = ["", "mysql://u:hunter2@h/d", "postgresql://u:hunt/er2@h/d", "postgresql://u:hunter2@h:port/d", "hunter2"]
@@ -341,6 +407,32 @@ def test_a_bad_dsn_is_refused_without_its_password(package: Any, dsn: str) -> No
     with pytest.raises(awa.ConfigurationError) as caught:
         package.Client(dsn)
     assert "er2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "dsn", ["foo=hunter2", "host=h password='hunter2", "postgresql://h/d?foo=hunter2", b"hunter2", 3]
+)
+@pytest.mark.parametrize("make", [awa_trio.Client, awa_sync.Client, partial(awa_asyncio.Client, driver="psycopg")])
+def test_what_libpq_cannot_read_is_refused_when_the_client_is_made(make: Any, dsn: Any) -> None:
+    with pytest.raises(awa.ConfigurationError, match="database URL") as caught:
+        make(dsn)
+    assert "er2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("package", [awa_asyncio, awa_trio, awa_sync], ids=lambda package: package.__name__)
+@pytest.mark.parametrize(
+    "option",
+    [("max_size", 0), ("max_size", "5"), ("max_size", 10**9), ("statement_timeout", -1), ("statement_timeout", 0),
+     ("statement_timeout", float("nan")), ("statement_timeout", 25 * 86400), ("tasks", 5), ("tasks", [5]), ("pool", 3)],
+)  # fmt: skip
+def test_a_setting_of_a_client_is_checked_when_it_is_made(package: Any, option: tuple[str, Any]) -> None:
+    with pytest.raises((awa.ValidationError, awa.ConfigurationError), match=option[0]):
+        package.Client("postgresql://h/d", **dict([option]))
+
+
+def test_a_timedelta_is_a_statement_timeout() -> None:
+    for package in (awa_asyncio, awa_trio, awa_sync):
+        package.Client("postgresql://h/d", statement_timeout=timedelta(minutes=1))
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

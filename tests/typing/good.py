@@ -142,7 +142,9 @@ async def main(a: asyncpg.Connection, p: psycopg.AsyncConnection[Any], pool: asy
     async with client.worker({"email": 3, "etl": awa.QueueConfig(max_workers=2, rate_limit=(50, 100))}) as worker:
         assert_type(worker, awa.Worker)
         await worker.drained()
-    await client.run({"email": 3}, grace=5)
+    assert_type(await client.run({"email": 3}, grace=timedelta(seconds=5)), awa.Stopped)
+    await client.insert(SendEmail("a"), priority=None, max_attempts=None, tags=None, notify=None)
+    awa.QueueConfig(deadline=timedelta(minutes=5), aging=timedelta(seconds=1))
     async with client as entered:
         assert_type(entered, awa.Client)
 
