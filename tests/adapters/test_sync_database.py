@@ -208,8 +208,9 @@ def test_the_second_of_several_hosts_is_tried_when_the_first_refuses(database: s
     url = urlsplit(database)
     query = dict(parse_qsl(url.query))
     host, port = query.get("host") or url.hostname, query.get("port") or url.port or 5432
-    options = {"host": f"/nonexistent,{host}", "port": f"1,{port}", "user": url.username, "dbname": url.path[1:]}
-    with database_at(make_conninfo(**options, password=url.password)) as db:
+    hosts = {"host": f"/nonexistent,{host}", "port": f"1,{port}"}
+    dsn = make_conninfo("", **hosts, user=url.username, password=url.password, dbname=url.path[1:])
+    with database_at(dsn) as db:
         assert db.run(sql("SELECT 1")) == [(1,)]
 
 
