@@ -82,7 +82,8 @@ class Operations(Generic[C]):
             tags: At most 20.
             ordering_key: Jobs of one key go to one stripe of a striped queue.
             notify: False lets sleeping workers find the job by polling, which is cheaper.
-            using: A connection of your own: the job exists if and only if its open transaction commits.
+            using: A connection of your own: the job exists if and only if its open transaction commits; in none it is
+                refused.
 
         Raises:
             ValidationError: Before anything is sent, naming the field and its limit.
@@ -208,7 +209,8 @@ class Operations(Generic[C]):
 
         Args:
             id: The job's.
-            using: A connection of your own, in whose open transaction this happens.
+            using: A connection of your own, in whose open transaction this happens; until that ends, no worker claims
+                from the lane of the job.
 
         Raises:
             JobNotFound: There is no such job.

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import signal
 import subprocess
 import sys
 import threading
@@ -396,6 +397,38 @@ async def _outside_of_a_transaction(client: Any, connection: Any) -> None:
         with pytest.raises(awa.ValidationError, match="using: the connection is in no transaction"):
             await call
     assert await client.list_jobs() == []
+
+
+DIES = """
+import os, signal, sys
+import awa_sync
+client = awa_sync.Client(sys.argv[1])
+@client.task(kind="dies")
+def dies(job):
+    os.kill(os.getpid(), signal.SIGKILL)
+with client.worker({"default": 1}) as worker:
+    worker.drained()
+"""
+
+
+def test_what_a_killed_worker_ran_is_found_running_and_brought_back_by_hand(database: str) -> None:
+    with awa_sync.Client(database) as client:
+        client.migrate()
+        job = client.insert({}, kind="dies")
+        done = subprocess.run([sys.executable, "-c", DIES, database], check=False)
+        assert done.returncode == -signal.SIGKILL
+        assert [found.id for found in client.list_jobs(state="running")] == [job.id]
+        assert client.cancel(job.id) is True
+        assert client.retry(job.id).attempt == 0
+        seen: list[int] = []
+
+        @client.task(kind="dies")
+        def lives(job: awa_sync.Job[dict[str, Any]]) -> None:
+            seen.append(job.id)
+
+        with client.worker({"default": 1}) as worker:
+            worker.drained()
+        assert seen == [job.id]
 
 
 BAD_DSNS = ["", "mysql://u:hunter2@h/d", "postgresql://u:hunt/er2@h/d", "postgresql://u:hunter2@h:port/d", "hunter2"]
