@@ -91,7 +91,7 @@ class _Link:
 
     @property
     def silent(self) -> bool:
-        return not is_readable(self._socket.fileno())
+        return self._socket is not None and (fd := self._socket.fileno()) >= 0 and not is_readable(fd)
 
     @property
     def clean(self) -> bool:

@@ -61,13 +61,11 @@ class Lane:
 
     async def _ready(self, seconds: float) -> Link:
         """The open connection, or a new one."""
-        if (link := self._link) is None:
-            return await self._open(seconds)
-        if link.usable and not link.silent and self._channel is not None:
+        link = self._link
+        if link is not None and self._channel is not None and not link.silent:
             await asyncio.sleep(0)  # the event loop takes in what came: notifications, or the end
-        elif link.usable and link.silent:
-            return link
-        if self._link is link and link.usable and self._channel is not None:
+            link = self._link
+        if link is not None and link.usable and (link.silent or self._channel is not None):
             return link
         return await self._open(seconds)
 

@@ -24,7 +24,7 @@ class Pooled(Protocol):
 
     @property
     def silent(self) -> bool:
-        """Whether the server sent nothing while nobody asked; what it sends then is mostly its farewell."""
+        """Whether it is open and the server sent nothing while nobody asked; what it sends then is mostly its farewell."""
         ...
 
     def close(self) -> None:

@@ -65,8 +65,8 @@ def speaks_utf8(pgconn: PGconn) -> bool:
 
 
 def is_silent(pgconn: PGconn) -> bool:
-    """Whether the server sent nothing while nobody asked; what it sends then is mostly its farewell. Not if closed."""
-    return not is_readable(pgconn.socket)
+    """Whether it is open and the server sent nothing while nobody asked; what it sends then is mostly its farewell."""
+    return pgconn.status == ConnStatus.OK and not is_readable(pgconn.socket)
 
 
 def is_clean(pgconn: PGconn) -> bool:
