@@ -40,7 +40,7 @@ class Line(StrEnum):
 class Listener:
     """Keeps the connection, and what is announced on it. line: how it is."""
 
-    __slots__ = ("_announced", "_backoff", "_context", "_is_busy", "_is_open", "_queues", "_saying", "line")
+    __slots__ = ("_announced", "_backoff", "_context", "_is_busy", "_is_open", "_is_said", "_queues", "_saying", "line")
 
     def __init__(self, context: Context, queues: Mapping[str, ServedQueue]) -> None:
         self._context = context
@@ -48,6 +48,7 @@ class Listener:
         self._backoff = Backoff(0.1, 10.0, context.random)
         self._is_open = False
         self._is_busy = False
+        self._is_said = False
         self._announced: frozenset[str] = frozenset()
         self._saying: frozenset[str] = frozenset()
         self.line = Line.CLOSED
@@ -101,6 +102,7 @@ class Listener:
         if self.line is Line.OPENING:
             self.line = Line.OPEN
             self._backoff.reset()
+            self._is_said = False
             self._context.report.recovered("listen failed", "notifications arrive again")
             for queue in self._queues.values():
                 queue.look(now)
@@ -120,8 +122,8 @@ class Listener:
         self._context.last_error = error
         if not self._is_open:
             return
-        if self._backoff.failures == 0:
-            self._context.report.warn(
+        if not self._is_said:
+            self._is_said = self._context.report.warn(
                 now, "listen failed", "no notifications arrive; the queues are polled", error=str(error)
             )
         if not self._is_busy:

@@ -24,29 +24,32 @@ SAMPLE: Final = 20
 class Report:
     """Puts `Emit` outputs in the stream, at most one per key and `QUIET` seconds, except where every one counts."""
 
-    __slots__ = ("_held", "_out", "_sampled", "_told")
+    __slots__ = ("_held", "_open", "_out", "_sampled", "_told")
 
     def __init__(self, out: deque[Output]) -> None:
         self._out = out
         self._told: dict[str, float] = {}
         self._held: dict[str, int] = {}
+        self._open: set[str] = set()
         self._sampled: dict[str, int] = {}
 
     def tell(self, level: int, key: str, message: str, **fields: Any) -> None:
         """Say it, however often."""
         self._out.append(Emit(level, key, message, fields))
 
-    def warn(self, now: float, key: str, message: str, **fields: Any) -> None:
-        """Say it as a warning, unless the same key was said a moment ago."""
+    def warn(self, now: float, key: str, message: str, **fields: Any) -> bool:
+        """Say it as a warning, unless the same key was said a moment ago. Whether it was said."""
         told = self._told.get(key)
         if told is not None and now - told < QUIET:
             self._held[key] = self._held.get(key, 0) + 1
-            return
+            return False
         self._told[key] = now
+        self._open.add(key)
         held = self._held.pop(key, 0)
         if held:
             fields["held_back"] = held
         self.tell(WARNING, key, message, **fields)
+        return True
 
     def sample(self, now: float, level: int, key: str, message: str, **fields: Any) -> None:
         """Say it, unless the same key was said `SAMPLE` times a moment ago; those held back are told with the next."""
@@ -64,7 +67,11 @@ class Report:
         self.tell(level, key, message, **fields)
 
     def recovered(self, key: str, message: str, **fields: Any) -> None:
-        """Say that what was warned about is over; silent when nothing was said."""
-        if self._told.pop(key, None) is not None:
-            self._held.pop(key, None)
+        """Say that what was warned about is over; silent when nothing was said.
+
+        What then fails again a moment later is held back like any repetition, so that a fault that comes and goes does
+        not fill the log.
+        """
+        if key in self._open:
+            self._open.discard(key)
             self.tell(INFO, f"{key}: over", message, **fields)

@@ -1,0 +1,58 @@
+"""What a worker tells people: enough to see a fault and its end, and never more because it comes and goes."""
+
+from collections import deque
+
+from awa_proto.errors import DatabaseError
+from awa_proto.store import Registration, Ring
+from awa_proto.worker.events import Emit, ListenLost, Output
+from awa_proto.worker.report import INFO, QUIET, WARNING, Report
+from tests.core.test_machine import NOON, Bench, of
+
+
+def _told(out: deque[Output]) -> list[tuple[int, dict[str, object]]]:
+    told = [(emit.level, emit.fields) for emit in of(Emit, list(out))]
+    out.clear()
+    return told
+
+
+def test_a_fault_that_comes_and_goes_is_told_of_once_and_counted() -> None:
+    out: deque[Output] = deque()
+    report = Report(out)
+    for tick in range(50):
+        report.warn(tick * 0.1, "fault", "it fails")
+        report.recovered("fault", "it works")
+    assert _told(out) == [(WARNING, {}), (INFO, {})]
+    assert report.warn(QUIET, "fault", "it fails")
+    report.recovered("fault", "it works")
+    assert _told(out) == [(WARNING, {"held_back": 49}), (INFO, {})]
+
+
+def test_a_fault_that_was_held_back_has_no_end_to_tell_of() -> None:
+    out: deque[Output] = deque()
+    report = Report(out)
+    report.warn(0.0, "fault", "it fails")
+    report.recovered("fault", "it works")
+    out.clear()
+    assert not report.warn(1.0, "fault", "it fails")
+    report.recovered("fault", "it works")
+    assert _told(out) == []
+
+
+def test_a_listening_connection_that_is_lost_again_and_again_does_not_fill_the_log_and_its_final_loss_is_told() -> None:
+    bench = Bench()
+    bench.done("register", Registration(7, Ring(1), {}, NOON))
+    bench.done("withdraw")
+    start = bench.now
+    while bench.now < start + QUIET / 2:
+        bench.hear(ListenLost(DatabaseError("gone")))
+        bench.wait(0.2)
+        bench.done("withdraw")
+    told = [emit.level for emit in of(Emit, bench.said) if emit.key.startswith("listen failed")]
+    assert told == [WARNING, INFO]
+    bench.hear(ListenLost(DatabaseError("gone for good")))
+    for _ in range(20):
+        bench.wait(5.0)
+        if "withdraw" in bench.ops:
+            bench.failed("withdraw", "08001")
+    told = [emit.level for emit in of(Emit, bench.said) if emit.key.startswith("listen failed")]
+    assert told == [WARNING, INFO, WARNING]
