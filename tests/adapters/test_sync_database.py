@@ -186,9 +186,11 @@ def test_connecting_has_one_deadline_for_all_hosts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         port = mute.getsockname()[1]
         hosts = ",".join([f"127.0.0.1:{port}"] * 5)
-        with database_at(f"postgresql://someone:secret@{hosts}/x", statement_timeout=0.3) as db:
-            with pytest.raises(DatabaseError, match=r"no connection to the database within 0\.3 s") as caught:
-                db.run(sql("SELECT 1"))
+        with (
+            database_at(f"postgresql://someone:secret@{hosts}/x", statement_timeout=0.3) as db,
+            pytest.raises(DatabaseError, match=r"no connection to the database within 0\.3 s") as caught,
+        ):
+            db.run(sql("SELECT 1"))
     assert caught.value.failure is Failure.UNAVAILABLE
 
 

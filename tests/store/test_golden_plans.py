@@ -265,5 +265,4 @@ def test_a_plan_made_after_an_analyse_of_empty_segments_is_right_once_it_is_made
 
 
 def replanning() -> Iterator[Statement]:
-    plan = QueueStore(random=random.random).replan().start()
-    yield next(plan)
+    yield _first(STORE.replan())

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from awa_asyncio.db.attempt import drive
+from awa_proto.driving.ops import drive_awaited
 from awa_proto.errors import DatabaseError, Failure
 from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import Transition
@@ -37,7 +37,7 @@ class Actor:
 
     async def run(self, op: Op[T]) -> T:
         """The result of an Op, run once."""
-        return await drive(op.start(), self._perform)
+        return await drive_awaited(op.start(), self._perform)
 
     async def surely(self, op: Op[T]) -> T:
         """The result of an Op, run again for as long as the server rolls it back."""
