@@ -13,7 +13,7 @@ from awa_proto.registry import Registry
 from awa_proto.schema import quoted
 from awa_proto.store.queue import QueueStore
 from awa_proto.version import VERSION
-from awa_proto.worker.config import QueueConfig, WorkerConfig
+from awa_proto.worker.config import QueueConfig, UnknownKinds, WorkerConfig
 from awa_proto.worker.worker import WorkerMachine
 
 MAX_TIMEOUT: Final = 24 * 86400.0
@@ -67,6 +67,7 @@ class Application:
         *,
         poll_interval: Seconds,
         grace: Seconds,
+        unknown_kinds: UnknownKinds,
         hostname: str,
         pid: int,
     ) -> WorkerConfig:
@@ -81,6 +82,7 @@ class Application:
             },
             poll_interval=positive_seconds("poll_interval", poll_interval),
             grace=seconds("grace", grace),
+            unknown_kinds=unknown_kinds,
             hostname=hostname,
             pid=pid,
             version=VERSION,

@@ -22,7 +22,7 @@ from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.operations import Operations
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Row, Value
-from awa_proto.worker.config import QueueConfig
+from awa_proto.worker.config import QueueConfig, UnknownKinds
 from awa_proto.worker.events import StartJob, Stopped
 from awa_sync.connections import AnyConnection, AnyPool, check_connection, check_pool, database
 from awa_sync.job import Job
@@ -144,7 +144,13 @@ class Client(Tasks):
         return Transaction(self.operations, self._database().transaction())
 
     def worker(
-        self, queues: Mapping[str, int | QueueConfig], /, *, poll_interval: Seconds = 2.0, grace: Seconds = 30.0
+        self,
+        queues: Mapping[str, int | QueueConfig],
+        /,
+        *,
+        poll_interval: Seconds = 2.0,
+        grace: Seconds = 30.0,
+        unknown_kinds: UnknownKinds = "fail",
     ) -> Worker:
         """A worker for these queues: `with client.worker({"email": 10}) as worker`. Leaving stops it gracefully.
 
@@ -153,6 +159,7 @@ class Client(Tasks):
             poll_interval: Seconds (or a timedelta) after which an idle worker looks for jobs although it was not notified.
             grace: Seconds (or a timedelta) that running handlers get at a stop before they are told to end; a thread
                 cannot be cancelled.
+            unknown_kinds: What becomes of a job without a handler here: "fail" for good, or "put_back" for a minute.
 
         Raises:
             ValidationError: Naming the setting and its limit.
@@ -164,6 +171,7 @@ class Client(Tasks):
             queues,
             poll_interval=poll_interval,
             grace=grace,
+            unknown_kinds=unknown_kinds,
             hostname=socket.gethostname(),
             pid=os.getpid(),
         )
@@ -176,7 +184,13 @@ class Client(Tasks):
         )
 
     def run(
-        self, queues: Mapping[str, int | QueueConfig], /, *, poll_interval: Seconds = 2.0, grace: Seconds = 30.0
+        self,
+        queues: Mapping[str, int | QueueConfig],
+        /,
+        *,
+        poll_interval: Seconds = 2.0,
+        grace: Seconds = 30.0,
+        unknown_kinds: UnknownKinds = "fail",
     ) -> Stopped:
         """Work until SIGTERM or SIGINT, which stop gracefully; a second one stops with no grace. Returns how it ended.
 
@@ -184,11 +198,12 @@ class Client(Tasks):
             queues: As `worker`.
             poll_interval: As `worker`.
             grace: As `worker`.
+            unknown_kinds: As `worker`.
 
         Raises:
             ConfigurationError: As `worker`; also outside of the main thread, where there are no signals.
         """
-        return run(self.worker(queues, poll_interval=poll_interval, grace=grace))
+        return run(self.worker(queues, poll_interval=poll_interval, grace=grace, unknown_kinds=unknown_kinds))
 
     def _job_maker(self) -> Callable[[StartJob], Job[Any]]:
         return lambda start: Job(start.attempt, start.args, self)

@@ -25,7 +25,7 @@ from awa_proto.errors import ValidationError
 from awa_proto.operations import Operations
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Row, Value
-from awa_proto.worker.config import QueueConfig
+from awa_proto.worker.config import QueueConfig, UnknownKinds
 from awa_proto.worker.events import StartJob, Stopped
 from awa_trio.connections import AnyConnection, AnyPool, check_connection, check_pool, database
 from awa_trio.job import BlockingJob, Job
@@ -145,7 +145,13 @@ class Client(Tasks):
         return Transaction(self.operations, self._database().transaction())
 
     def worker(
-        self, queues: Mapping[str, int | QueueConfig], /, *, poll_interval: Seconds = 2.0, grace: Seconds = 30.0
+        self,
+        queues: Mapping[str, int | QueueConfig],
+        /,
+        *,
+        poll_interval: Seconds = 2.0,
+        grace: Seconds = 30.0,
+        unknown_kinds: UnknownKinds = "fail",
     ) -> Worker:
         """A worker for these queues: `async with client.worker({"email": 10}) as worker`. Leaving stops it gracefully.
 
@@ -153,6 +159,7 @@ class Client(Tasks):
             queues: For each queue how many handlers may run at the same time, or a QueueConfig.
             poll_interval: Seconds (or a timedelta) after which an idle worker looks for jobs although it was not notified.
             grace: Seconds (or a timedelta) that running handlers get at a stop before they are cancelled.
+            unknown_kinds: What becomes of a job without a handler here: "fail" for good, or "put_back" for a minute.
 
         Raises:
             ValidationError: Naming the setting and its limit.
@@ -162,6 +169,7 @@ class Client(Tasks):
             queues,
             poll_interval=poll_interval,
             grace=grace,
+            unknown_kinds=unknown_kinds,
             hostname=socket.gethostname(),
             pid=os.getpid(),
         )
@@ -174,7 +182,13 @@ class Client(Tasks):
         )
 
     async def run(
-        self, queues: Mapping[str, int | QueueConfig], /, *, poll_interval: Seconds = 2.0, grace: Seconds = 30.0
+        self,
+        queues: Mapping[str, int | QueueConfig],
+        /,
+        *,
+        poll_interval: Seconds = 2.0,
+        grace: Seconds = 30.0,
+        unknown_kinds: UnknownKinds = "fail",
     ) -> Stopped:
         """Work until SIGTERM or SIGINT, which stop gracefully; a second one stops with no grace. Returns how it ended.
 
@@ -182,11 +196,12 @@ class Client(Tasks):
             queues: As `worker`.
             poll_interval: As `worker`.
             grace: As `worker`.
+            unknown_kinds: As `worker`.
 
         Raises:
             ConfigurationError: As `worker`; also outside of the main thread, where there are no signals.
         """
-        return await run(self.worker(queues, poll_interval=poll_interval, grace=grace))
+        return await run(self.worker(queues, poll_interval=poll_interval, grace=grace, unknown_kinds=unknown_kinds))
 
     def _job_maker(self) -> Any:
         token = trio.lowlevel.current_trio_token()

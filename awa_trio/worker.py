@@ -89,6 +89,7 @@ class Worker:
         self._running: dict[Fence, tuple[RunningJob, trio.CancelScope | None]] = {}
         self._free_threads = capacity
         self._plain: deque[tuple[StartJob, RunningJob]] = deque()
+        self._unstarted: deque[tuple[StartJob, RunningJob, Fence, trio.CancelScope]] = deque()
         self._lanes: dict[Lane, AwaitedLane] = {}
         self._ops = 0
         self._answers: set[trio.Event] = set()
@@ -239,14 +240,17 @@ class Worker:
         if start.task.is_async:
             scope = trio.CancelScope()
             self._running[fence] = job, scope
-            self._nursery.start_soon(self._run_job, start, job, fence, scope)
+            self._unstarted.append((start, job, fence, scope))
+            self._nursery.start_soon(self._run_next)
         else:
             self._running[fence] = job, None
             self._plain.append((start, job))
             self._start_plain()
 
     @trio.lowlevel.enable_ki_protection
-    async def _run_job(self, start: StartJob, job: RunningJob, fence: Fence, scope: trio.CancelScope) -> None:
+    async def _run_next(self) -> None:
+        """A handler, in a task of its own. Trio begins new tasks in any order; whichever begins takes the oldest job."""
+        start, job, fence, scope = self._unstarted.popleft()
         with scope:
             try:
                 value = await start.task.handler(job)

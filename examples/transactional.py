@@ -29,27 +29,27 @@ class ShipOrder:
 
 def with_psycopg(client: awa_sync.Client) -> None:
     with psycopg.connect(DSN) as connection:  # commits when the block ends
-        connection.execute("INSERT INTO orders VALUES (1)")
+        connection.execute("INSERT INTO orders DEFAULT VALUES")
         client.insert(ShipOrder(1), using=connection)
 
 
 async def with_asyncpg(client: awa_asyncio.Client) -> None:
     connection = await asyncpg.connect(DSN)
     async with connection.transaction():
-        await connection.execute("INSERT INTO orders VALUES (2)")
+        await connection.execute("INSERT INTO orders DEFAULT VALUES")
         await client.insert(ShipOrder(2), using=connection)
     await connection.close()
 
 
 async def with_async_psycopg(client: awa_asyncio.Client) -> None:
     async with await psycopg.AsyncConnection.connect(DSN) as connection:
-        await connection.execute("INSERT INTO orders VALUES (3)")
+        await connection.execute("INSERT INTO orders DEFAULT VALUES")
         await client.insert(ShipOrder(3), using=connection)
 
 
 async def with_trio(client: awa_trio.Client) -> None:
     async with await TrioConnection.connect(DSN) as connection:
-        await connection.execute("INSERT INTO orders VALUES (4)")
+        await connection.execute("INSERT INTO orders DEFAULT VALUES")
         await client.insert(ShipOrder(4), using=connection)
 
 
@@ -67,7 +67,7 @@ async def on_trio() -> None:
 with awa_sync.Client() as client:
     client.migrate()
     with psycopg.connect(DSN) as connection:
-        connection.execute("CREATE TABLE orders (id bigint PRIMARY KEY)")
+        connection.execute("CREATE TABLE IF NOT EXISTS orders (id bigserial PRIMARY KEY)")
     with_psycopg(client)
     asyncio.run(on_asyncio())
     trio.run(on_trio)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias, get_args
 
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.options import name, positive_seconds, whole
@@ -62,6 +62,9 @@ class QueueConfig:
                 return rate, max(1, math.ceil(rate))
 
 
+UnknownKinds: TypeAlias = Literal["fail", "put_back"]
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """The queues of a worker and its intervals, all in seconds.
@@ -70,12 +73,15 @@ class WorkerConfig:
     grace: how long running handlers get at a stop before they are cancelled.
     max_unwritten: results that may wait for the database before nothing new is claimed or started; never taken as less
     than twice the slots, so that flushes have something to gather.
+    unknown_kinds: what becomes of a job without a handler here: it fails for good ("fail"), or is put back for a minute
+    without counting the attempt ("put_back"), for example because a newer worker knows it.
     """
 
     queues: Mapping[str, QueueConfig]
     poll_interval: float = 2.0
     grace: float = 30.0
     max_unwritten: int = 2000
+    unknown_kinds: UnknownKinds = "fail"
     hostname: str = ""
     pid: int = 0
     version: str = ""
@@ -87,6 +93,10 @@ class WorkerConfig:
             raise ConfigurationError("a worker needs at least one queue")
         keep(self, "poll_interval", positive_seconds("poll_interval", self.poll_interval))
         keep(self, "grace", seconds("grace", self.grace))
+        if self.unknown_kinds not in get_args(UnknownKinds):
+            raise ValidationError(
+                "unknown_kinds", f'"fail" or "put_back" is needed, not {str(self.unknown_kinds)[:40]!r}'
+            )
 
 
 def _aging(value: Seconds) -> float:

@@ -19,7 +19,7 @@ from typing import Final
 from awa_proto import errors
 from awa_proto.errors import DatabaseError, Failure, TerminalError
 from awa_proto.job import Attempt
-from awa_proto.outcome import Ending, Raised, describe
+from awa_proto.outcome import Ending, Raised, Returned, Snooze, describe
 from awa_proto.store import Claimed, Demand, Ring
 from awa_proto.task import Task
 from awa_proto.worker.backoff import Backoff
@@ -33,6 +33,8 @@ from awa_proto.worker.timers import Timer
 
 PATIENCE: Final = 1.0
 """Seconds a buffer may stand still. Then its jobs go back: another worker may be idle."""
+PUT_BACK: Final = 60.0
+"""Seconds until a job that has no handler here is offered again."""
 _SLOW, _ADVANCE_EVERY = 0.02, 10.0
 """An empty claim that took so long walked over rows it could not take; the next one moves past them, not too often."""
 _OF_A_QUEUE = frozenset({Failure.BUSY, Failure.REFUSED, Failure.TIMED_OUT})
@@ -273,7 +275,7 @@ class Dispatcher:
                 continue
             task = tasks.get(attempt.kind)
             if task is None:
-                self._refuse(attempt, UnknownJobKind(f"unknown job kind: {attempt.kind}"), now)
+                self._unknown(attempt, now)
                 continue
             try:
                 args = task.decode(attempt.args)
@@ -284,6 +286,17 @@ class Dispatcher:
             self._out.append(StartJob(attempt, task, args))
         queue.moved_at = now
         self._watch_buffers(now)
+
+    def _unknown(self, attempt: Attempt, now: float) -> None:
+        if self._context.config.unknown_kinds == "fail":
+            self._refuse(attempt, UnknownJobKind(f"unknown job kind: {attempt.kind}"), now)
+            return
+        self._running.deadlines.forget(attempt)
+        self._context.report.warn(
+            now, f"unknown kind: {attempt.kind}", "a job has no handler here and is put back",
+            job=attempt.id, kind=attempt.kind, queue=attempt.queue,
+        )  # fmt: skip
+        self._finalizer.add(attempt, Returned(Snooze(PUT_BACK)), now)
 
     def _refuse(self, attempt: Attempt, error: TerminalError, now: float) -> None:
         self._running.deadlines.forget(attempt)

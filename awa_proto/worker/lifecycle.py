@@ -112,6 +112,8 @@ class Lifecycle:
             self.phase = Phase.RUNNING
             self._context.clock.learn(registration.now, now)
             self._context.report.recovered("register failed", "the database answers: the worker starts")
+            queues = {name: queue.max_workers for name, queue in self._context.config.queues.items()}
+            self._context.report.tell(INFO, "working", "the worker works", instance=self.instance, queues=queues)
             self._on_open(registration, now)
         elif self.phase is Phase.LEAVING:
             self._unregister(registration.instance)

@@ -4,9 +4,13 @@ Which database: --dsn, else $AWA_DATABASE_URL, else the embedded server with its
 """
 
 import functools
+import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, ParamSpec
 
 import typer
@@ -101,6 +105,7 @@ def worker(
         ),
     ],
     grace: Annotated[float, typer.Option(help="Seconds running handlers get at a stop.")] = 30.0,
+    log_level: Annotated[str, typer.Option(help="Of the logger awa, unless your module sets up logging.")] = "INFO",
 ) -> None:
     """Run a worker until SIGTERM or SIGINT; a second one does not wait for running handlers.
 
@@ -111,6 +116,9 @@ def worker(
     wanted = queues(queue)
     sys.path.insert(0, os.getcwd())  # noqa: PTH109  sys.path holds text
     client = load(target)
+    if not logging.getLogger().handlers:
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+        logging.getLogger("awa").setLevel(_level(log_level))
     if has_database(client):
         stopped = run(client, wanted, grace)
     else:
@@ -119,6 +127,27 @@ def worker(
             stopped = run(client, wanted, grace)
     if not stopped.clean:
         fail(left_behind(stopped), code=1)
+
+
+def _level(given: str) -> int:
+    found = logging.getLevelNamesMapping().get(given.upper())
+    if found is None:
+        raise ConfigurationError(f"--log-level {given!r} is none of debug, info, warning, error")
+    return found
+
+
+@app.command()
+@said_in_one_line
+def postgres(
+    directory: Annotated[Path, typer.Option(help="Where its data is kept.")] = Path(".awa"),
+) -> None:
+    """Run a PostgreSQL for development until Ctrl-C; the first line printed is its DSN."""
+    with server(directory=directory) as running:
+        print(f"awa: {running.source}", file=sys.stderr)
+        print(running.dsn, flush=True)
+        with suppress(KeyboardInterrupt):
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            signal.pause()
 
 
 def left_behind(stopped: Stopped) -> str:

@@ -136,8 +136,9 @@ class _Cluster:
         self._settings = dict(settings)
         home = directory / f"postgres-{binaries.major}"
         self._account = unprivileged(home)
-        if not directory.exists():
-            directory.mkdir(parents=True)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # another process may have been faster
+            directory.mkdir()
             (directory / ".gitignore").write_text("*\n")
             directory.chmod(0o755 if self._account else 0o700)
         self._bin = within_reach(binaries, self._account)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from awa_proto.errors import DatabaseError
+from awa_proto.errors import DatabaseError, ValidationError
 from awa_proto.job import JobState
 from awa_proto.outcome import Cancel, Raised, RetryAfter, Returned, Snooze
 from awa_proto.store import Demand, Ended, Promoted, Ring, Verdict
@@ -206,7 +206,7 @@ def test_a_failed_attempt_is_told_with_its_traceback_once_it_is_written_and_a_fl
     bench = Planned(QueueConfig(max_workers=50)).running()
     bench.claimed(*(attempt(n) for n in range(1, 51)))
     bench.hear(*(JobEnded(attempt(n), Raised(failure())) for n in range(1, 51)))
-    assert not of(Emit, bench.said)
+    assert not [emit for emit in of(Emit, bench.said) if emit.level >= 30]
     said = of(Emit, bench.done("finalize", accepted(bench.store.flushes[-1][0])))
     assert len(said) == 20
     assert (said[0].level, said[0].key) == (30, "attempt failed: k")
@@ -234,3 +234,21 @@ def failure() -> Exception:
         raise ValueError("no such thing")
     except ValueError as error:
         return error
+
+
+def test_a_kind_without_a_handler_is_put_back_where_that_is_wanted() -> None:
+    bench = Planned(QueueConfig(max_workers=5), unknown_kinds="put_back").running()
+    assert bench.claimed(attempt(1, kind="newer"), attempt(2, kind="newer")) == []
+    ended, _ = bench.store.flushes[-1]
+    assert [(one.transition.to, one.transition.attempt, one.transition.entry) for one in ended] == [
+        (JobState.SCHEDULED, 0, None)
+    ] * 2
+    assert ended[0].transition.run_at is not None
+    assert (ended[0].transition.run_at - ended[0].transition.at).total_seconds() == 60
+    (told,) = [emit for emit in of(Emit, bench.said) if emit.level == 30]
+    assert told.key == "unknown kind: newer"
+
+
+def test_what_becomes_of_unknown_kinds_is_one_of_two() -> None:
+    with pytest.raises(ValidationError, match="unknown_kinds"):
+        Bench(unknown_kinds="ignore")

@@ -30,6 +30,12 @@ def until(holds: Callable[[], object], what: str) -> None:
         time.sleep(0.005)
 
 
+def connections(dsn: str) -> int:
+    """How many other connections of the database there are."""
+    [(found,)] = ask(dsn, f"SELECT count(*)::int FROM pg_stat_activity WHERE {_OTHERS}")
+    return int(found)
+
+
 def terminate_all(dsn: str, where: str = "true") -> int:
     """End every other connection of the database, and wait until they are gone. How many there were."""
     pids = [pid for (pid,) in ask(dsn, f"SELECT pid FROM pg_stat_activity WHERE {_OTHERS} AND {where}")]

@@ -27,8 +27,8 @@ def start() -> Iterator[Start]:
 
     yield begin
     for process in processes:
-        process.kill()
-        process.communicate()
+        with process:  # waits, and closes the pipes
+            process.kill()
 
 
 def line(process: subprocess.Popen[str]) -> str:
@@ -38,8 +38,12 @@ def line(process: subprocess.Popen[str]) -> str:
 
 def end(process: subprocess.Popen[str], text: str = "") -> tuple[str, int]:
     """Give it text, and wait for its last words and its exit code."""
-    out, _ = process.communicate(text, timeout=60)
-    return out.strip(), process.returncode
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin as stdin:
+        stdin.write(text)
+    out = process.stdout.read()  # not communicate(), which misses what came with the line before
+    return out.strip(), process.wait(timeout=60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

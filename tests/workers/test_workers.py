@@ -62,6 +62,23 @@ async def test_every_job_runs_once_and_is_completed(harness: Harness) -> None:
     assert harness.database.closed
 
 
+async def test_jobs_of_a_lane_start_in_the_order_they_were_enqueued(harness: Harness) -> None:
+    """Trio begins tasks in a random order of its own; threads begin in order, but which one writes first is chance."""
+    if harness.mode not in {"asyncio", "trio"}:
+        pytest.skip("threads")
+    began: list[int] = []
+
+    def note(job: Job) -> Generator[Gate, None, None]:
+        began.append(job.id)
+        yield from ()
+
+    harness.handler("note", note)
+    ids = harness.enqueue("note", 300)
+    async with harness.worker() as worker:
+        await worker.drained()
+    assert began == ids
+
+
 @pytest.mark.parametrize(
     ("result", "state"),
     [
