@@ -9,12 +9,12 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 EXTRAS := asyncpg,psycopg,trio,embedded,cli
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2
 BENCH_ARGS ?=
 
 help:
 	@echo "make demo    the queue at work on an embedded PostgreSQL"
-	@echo "make test    all tests, with branch coverage; PYTEST_ARGS='-n 2 -k name' is passed on"
+	@echo "make test    all tests, with branch coverage (some ten minutes); PYTEST_ARGS='-k name' is passed on"
 	@echo "make check   lint, format, types, import contracts"
 	@echo "make bench   benchmarks; BENCH_ARGS='drain --jobs 20000' is passed on"
 	@echo "make clean   removes everything the others made"

@@ -195,6 +195,21 @@ def _exits(*_: object) -> Never:
 
 
 _OBJECTS = ("__len__", "__bool__", "__getitem__", "__format__", "__str__", "encode", "replace")
+
+
+# Named, for Hypothesis takes a property of a lambda for a lambda (Python 3.13).
+def _surrogates(_: object) -> list[str]:
+    return ["\ud800" * 9999]
+
+
+def _itself(self: object) -> object:
+    return self
+
+
+def _another_class(_: object) -> type:
+    return int
+
+
 _Text: Any = type("_Text", (str,), dict.fromkeys(_OBJECTS, _broken))
 _Nameless: Any = type("_Nameless", (type,), {"__name__": property(_broken)})
 _BAD_MEMBERS: dict[str, list[Any]] = {
@@ -207,10 +222,10 @@ _BAD_MEMBERS: dict[str, list[Any]] = {
         lambda _: "a\n" * 9999,
     ],
     "__repr__": [_broken, _exits, lambda _: 5, lambda _: _Text("a")],
-    "__notes__": [property(_broken), property(_exits), 5, [_Text("a"), 5], property(lambda _: ["\ud800" * 9999])],
-    "__cause__": [property(_broken), property(lambda self: self), 5],
-    "__context__": [property(_broken), property(lambda self: self)],
-    "__class__": [property(_broken), property(lambda _: int)],
+    "__notes__": [property(_broken), property(_exits), 5, [_Text("a"), 5], property(_surrogates)],
+    "__cause__": [property(_broken), property(_itself), 5],
+    "__context__": [property(_broken), property(_itself)],
+    "__class__": [property(_broken), property(_another_class)],
     "__traceback__": [property(_broken), 5],
     "__getattribute__": [_broken],
     "__eq__": [_broken],
