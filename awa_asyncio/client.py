@@ -108,6 +108,7 @@ class Client(Tasks):
         return self._application.operations
 
     async def __aenter__(self) -> Self:
+        self._application.load()
         await self._database().open()
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from awa_proto import args
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.operations import Operations
 from awa_proto.options import positive_seconds, text, whole
@@ -60,6 +61,10 @@ class Application:
         self.store = QueueStore(schema, random=random)
         self.operations: Operations[Any] = Operations(self.store, registry.tasks, schema)
         self._random = random
+
+    def load(self) -> None:
+        """Make ready what the first job would wait for: a client is about to be used."""
+        args.load()
 
     def configured(
         self,

@@ -92,6 +92,7 @@ class Client(Tasks):
         return self._application.operations
 
     def __enter__(self) -> Self:
+        self._application.load()
         self._database().open()
         return self
 

@@ -8,7 +8,7 @@ from benchmarks.trial import Figure, Options, site
 
 
 def enqueue(arena: Arena, system: System, options: Options) -> list[Figure]:
-    """Jobs a second, one job a call (a tenth of the jobs), 1,000 a call, and by COPY where there is one."""
+    """Jobs a second: one a call (a tenth of the jobs), 1,000 a call, and all in one call by COPY, where there is one."""
     jobs = options.amount(20_000)
     amounts: dict[Way, int] = {"single": max(jobs // 10, 1), "many": jobs}
     if system.copies:
@@ -16,7 +16,8 @@ def enqueue(arena: Arena, system: System, options: Options) -> list[Figure]:
     figures = []
     for way, amount in amounts.items():
         with site(arena, system, jobs=amount) as here:
-            done = here.produce(amount, way=way).ready().go().finished(within=60 + amount / 50)
+            batch = amount if way == "copy" else 1000
+            done = here.produce(amount, way=way, batch=batch).ready().go().finished(within=60 + amount / 50)
             waiting = here.database.value(system.unfinished)
             if waiting != amount:
                 raise AgentFailed(f"{amount} jobs were enqueued as {way}, {waiting} are there")

@@ -40,6 +40,7 @@ def produce(driver: Driver, order: Produce, stage: Stage) -> None:
             async def copy(jobs: range) -> None:
                 await client.enqueue_many([Bench(job) for job in jobs], queue=QUEUE, notify=order.wake)
 
+            await client.get_job(1)  # connects, as the peers' adapters do before they are ready
             insert = {"single": single, "many": many, "copy": copy}[order.way]
             await on_asyncio.produce(order, stage, [insert] * order.producers)
 

@@ -49,6 +49,7 @@ def produce(order: Produce, stage: Stage) -> None:
                 client.enqueue_many([Bench(job) for job in jobs], queue=QUEUE, notify=order.wake)
 
     with awa.Client(order.dsn, max_size=order.producers) as client, ThreadPoolExecutor(order.producers) as threads:
+        client.get_job(1)  # connects, as the peers' adapters do before they are ready
         stage.ready()
         for done in [threads.submit(producer, client, number) for number in range(order.producers)]:
             done.result()

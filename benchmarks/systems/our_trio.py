@@ -53,6 +53,7 @@ def produce(order: Produce, stage: Stage) -> None:
 
     async def run() -> None:
         async with awa.Client(order.dsn, max_size=order.producers) as client:
+            await client.get_job(1)  # connects, as the peers' adapters do before they are ready
             stage.ready()
             async with trio.open_nursery() as nursery:
                 for number in range(order.producers):
