@@ -65,9 +65,10 @@ class JobRow:
     @property
     def args(self) -> dict[str, Any]:
         """What the job is told, as JSON says it."""
-        if self._args is None:
-            self._args = json.loads(self.args_json)
-        return self._args
+        args = self._args
+        if args is None:
+            args = self._args = json.loads(self.args_json)
+        return args
 
     @property
     def errors(self) -> list[dict[str, Any]]:
