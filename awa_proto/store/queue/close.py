@@ -10,7 +10,7 @@ Lock order in every statement: segments ascending, closures by claim_id, then th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
 
@@ -205,4 +205,7 @@ def finalize(n: Names, ended: Sequence[Ended], flush: int) -> Op[list[Verdict]]:
     return Op("finalize", plan, safe_to_retry=True)
 
 
-_order: Callable[[tuple[tuple[int, JobState], list[int]]], tuple[int, int]] = lambda g: (g[0][0], CODES[g[0][1]])  # noqa: E731
+def _order(group: tuple[tuple[int, JobState], list[int]]) -> tuple[int, int]:
+    """Segments ascending, then outcomes: the lock order of every finalize."""
+    (segment, to), _ = group
+    return segment, CODES[to]

@@ -9,9 +9,6 @@ from hashlib import blake2b
 
 from awa_proto.schema import quoted
 
-SEGMENTS = 8
-"""Segments in the ring; as many as migration 0001 makes."""
-
 BODY = "priority, stripe, attempt, max_attempts, run_lease, run_at, created_at, queue, kind, args, extra"
 """The immutable body of a job, which every table has and every move carries."""
 
@@ -55,6 +52,11 @@ class Names:
         """SQL: the segment that takes new rows."""
         return f"({self.version} & 255)::smallint"
 
+    def notify(self, payload: str) -> str:
+        """SQL: tell every worker that listens."""
+        channel = self.channel.replace("'", "''")
+        return f"pg_notify('{channel}', {payload})"
+
     def wake(self, queue: str, payload: str | None = None) -> str:
         """SQL: notify the workers of a queue, if one of them announced that it sleeps; see `listening.py`.
 
@@ -63,10 +65,9 @@ class Names:
         snapshot or written to the log.
         """
         key = f"hashtextextended({queue}, {self.seed('asleep')})"
-        channel = self.channel.replace("'", "''")
         return (
             f"CASE WHEN pg_try_advisory_lock({key}) THEN pg_advisory_unlock({key})::text"
-            f" ELSE pg_notify('{channel}', {payload or queue})::text END"
+            f" ELSE {self.notify(payload or queue)}::text END"
         )
 
     def stripe(self, queue: str, number: str) -> str:

@@ -128,8 +128,7 @@ def cancel(n: Names, id: int, flush: int) -> Op[Cancelled]:
         rows = yield statement(n, s, JobState.CANCELLED, ended, flush, patient=True)
         if not rows or idx not in rows[0][1]:
             return Cancelled.AGAIN
-        channel = n.channel.replace("'", "''")
-        yield Statement("cancel.tell", f"SELECT pg_notify('{channel}', $1::text)", (f"!{id}:{lease}",))
+        yield Statement("cancel.tell", f"SELECT {n.notify('$1::text')}", (f"!{id}:{lease}",))
         return Cancelled.RUNNING
 
     return Op("cancel", plan, safe_to_retry=True)

@@ -23,7 +23,6 @@ def pause_queue(n: Names, queue: str, by: str | None) -> Op[None]:
 
 def resume_queue(n: Names, queue: str) -> Op[None]:
     """Claims take from the queue again; sleeping workers are told."""
-    channel = n.channel.replace("'", "''")
 
     def plan() -> Plan[None]:
         rows = yield Statement(
@@ -33,7 +32,7 @@ def resume_queue(n: Names, queue: str) -> Op[None]:
             (queue,),
         )
         if rows:
-            yield Statement("resume.tell", f"SELECT pg_notify('{channel}', $1::text)", (queue,))
+            yield Statement("resume.tell", f"SELECT {n.notify('$1::text')}", (queue,))
 
     return Op("resume_queue", plan, safe_to_retry=True)
 
