@@ -33,12 +33,12 @@ def claimed(r: str, c: str) -> str:
     )
 
 
-def _cursor(n: Names, s: int, age: int) -> str:
+def _cursor(n: Names, s: int) -> str:
+    """The newest claim of a lane, if there is one."""
     return f"""
-SELECT {s} AS seg, {age} AS age, c.* FROM (SELECT) one LEFT JOIN LATERAL (
-  SELECT c.turn, c.seen, c.upto, c.pos_xid, c.pos_id FROM {n.s}.claims_{s} c
-  WHERE c.queue = a.queue AND c.priority = p AND c.stripe = a.stripe
-  ORDER BY c.queue, c.priority, c.stripe, c.turn DESC LIMIT 1) c ON true"""
+  (SELECT c.turn, c.seen, c.upto, c.pos_xid, c.pos_id FROM {n.s}.claims_{s} c
+   WHERE g.seg = {s} AND c.queue = a.queue AND c.priority = p AND c.stripe = a.stripe
+   ORDER BY c.queue, c.priority, c.stripe, c.turn DESC LIMIT 1)"""
 
 
 def _rows(n: Names, s: int, lane: str, columns: str, limit: str, stripe: str | None = None) -> str:
@@ -65,7 +65,7 @@ def _insert(n: Names, s: int) -> str:
   FROM cursors c
   LEFT JOIN batch b USING (seg, queue, priority, stripe)
   LEFT JOIN taken t ON t.queue = c.queue AND t.stripe = c.stripe
-  CROSS JOIN LATERAL (SELECT t.n IS NULL OR t.n < c.n OR b.rank < t.rank AS exhausted) e
+  CROSS JOIN LATERAL (SELECT t.n IS NULL OR t.n < c.n OR b.last < t.last AS exhausted) e
   WHERE c.seg = {s} AND (b.n > 0 OR ($7::bool AND t.n IS NULL))
   ORDER BY c.queue, c.priority, c.stripe
   ON CONFLICT (queue, priority, stripe, turn) DO NOTHING   -- another claimer took this turn: claim nothing, ask again
@@ -81,9 +81,12 @@ def sql(n: Names, segments: tuple[int, ...]) -> str:
     crash forgets is as good as none. It fills the wanted number from the lanes in the order effective priority, segment
     (oldest first), age, priority.
 
+    It has few nodes on purpose: of an idle claim's time a third goes into setting up the plan.
+
     Rows are Attempts. Three kinds of rows come beside them, all without a segment: one with the version of the ring and
     the time; one per queue whose turn somebody else took ("ask again soon", not "empty").
     """
+    ages = ", ".join(f"({s}::smallint, {age})" for age, s in enumerate(segments))
     return f"""
 WITH snap AS MATERIALIZED (
   SELECT pg_current_snapshot() AS now, set_config('synchronous_commit', 'off', true) AS asynchronous,
@@ -100,43 +103,35 @@ asked AS MATERIALIZED (
   WHERE w.n > 0 AND NOT EXISTS (SELECT FROM {n.s}.queues q WHERE q.queue = w.queue AND q.paused_at IS NOT NULL)
 ),
 cursors AS MATERIALIZED (
-  SELECT c.seg, a.queue, p::smallint AS priority, a.stripe, a.n, a.aging, a.deadline, c.age,
+  SELECT g.seg, a.queue, p::smallint AS priority, a.stripe, a.n, a.aging, a.deadline, g.age,
          coalesce(c.turn, 0) AS turn, c.seen, coalesce(c.upto, '1:1:') AS upto,
          coalesce(c.pos_xid, '0') AS pos_xid, coalesce(c.pos_id, 0) AS pos_id, snap.now
-  FROM snap CROSS JOIN asked a CROSS JOIN generate_series(1, 4) p CROSS JOIN LATERAL (
-{union(lambda s: _cursor(n, s, segments.index(s)), segments, "    ")}) c
+  FROM snap CROSS JOIN asked a CROSS JOIN generate_series(1, 4) p CROSS JOIN (VALUES {ages}) g(seg, age)
+  LEFT JOIN LATERAL ({union(lambda s: _cursor(n, s), segments, "    ")}) c ON true
   WHERE a.mine
     AND CASE WHEN pg_snapshot_xmax(c.upto) > pg_snapshot_xmax(snap.now)      -- a dump of a cluster with higher numbers
              THEN ('the cursor of queue ' || a.queue || ' lies in the future, rebase first')::bool ELSE true END
 ),
-spans AS MATERIALIZED (   -- where unclaimed rows can be: late transactions one by one, then everything newer
-  SELECT c.seg, c.queue, c.priority, c.stripe, 1 AS stretch, greatest(x, c.pos_xid) AS lo_xid,   -- 1: the rest of seen … upto
-         CASE WHEN c.pos_xid >= x THEN c.pos_id ELSE 0 END AS lo_id, x AS hi_xid, NULL::pg_snapshot AS filter
-  FROM cursors c CROSS JOIN LATERAL pg_snapshot_xip(c.seen) x
-  WHERE c.seen IS NOT NULL AND x >= c.pos_xid AND pg_visible_in_snapshot(x, c.upto)
-  UNION ALL
-  SELECT c.seg, c.queue, c.priority, c.stripe, 1, greatest(pg_snapshot_xmax(c.seen), c.pos_xid),
-         CASE WHEN c.pos_xid >= pg_snapshot_xmax(c.seen) THEN c.pos_id ELSE 0 END, pg_snapshot_xmax(c.upto), c.upto
-  FROM cursors c WHERE c.seen IS NOT NULL
-  UNION ALL
-  SELECT c.seg, c.queue, c.priority, c.stripe, 2, x, 0, x, NULL                                  -- 2: upto … now
-  FROM cursors c CROSS JOIN LATERAL pg_snapshot_xip(c.upto) x WHERE pg_visible_in_snapshot(x, c.now)
-  UNION ALL
-  SELECT c.seg, c.queue, c.priority, c.stripe, 2, pg_snapshot_xmax(c.upto), 0, pg_snapshot_xmax(c.now), NULL FROM cursors c
-),
-lists AS MATERIALIZED (
-  SELECT seg, queue, priority, stripe, array_agg(stretch ORDER BY stretch, hi_xid) AS stretch,
-         array_agg(lo_xid ORDER BY stretch, hi_xid) AS lo_xid, array_agg(lo_id ORDER BY stretch, hi_xid) AS lo_id,
-         array_agg(hi_xid ORDER BY stretch, hi_xid) AS hi_xid, array_agg(filter ORDER BY stretch, hi_xid) AS filter
-  FROM spans GROUP BY seg, queue, priority, stripe
-),
-lanes AS MATERIALIZED (   -- lanes that have something, best first
-  SELECT c.seg, c.queue, c.priority, c.stripe, c.n, l.stretch, l.lo_xid, l.lo_id, l.hi_xid, l.filter, head.ord AS first,
-         row_number() OVER (PARTITION BY c.queue, c.stripe ORDER BY
-           greatest(1, c.priority - CASE WHEN c.aging > 0
-             THEN floor(extract(epoch FROM now() - head.run_at) / c.aging) ELSE 0 END),
-           c.age, head.run_at, c.priority) AS rank
-  FROM cursors c JOIN lists l USING (seg, queue, priority, stripe) CROSS JOIN LATERAL (
+lanes AS MATERIALIZED (   -- lanes that have something, with the spans where unclaimed rows can be
+  SELECT c.seg, c.queue, c.priority, c.stripe, c.age, l.*, head.ord AS first, head.run_at,
+         greatest(1, c.priority - CASE WHEN c.aging > 0
+           THEN floor(extract(epoch FROM now() - head.run_at) / c.aging) ELSE 0 END) AS effective
+  FROM cursors c CROSS JOIN LATERAL (   -- aggregates over a sorted subquery: one sort, instead of one each
+    SELECT array_agg(stretch) AS stretch, array_agg(lo_xid) AS lo_xid, array_agg(lo_id) AS lo_id,
+           array_agg(hi_xid) AS hi_xid, array_agg(filter) AS filter
+    FROM (
+      SELECT t.stretch, greatest(h.lo_xid, t.pos_xid) AS lo_xid,
+             CASE WHEN t.pos_xid >= h.lo_xid THEN t.pos_id ELSE 0 END AS lo_id, h.hi_xid, h.filter
+      FROM (VALUES (1, c.seen, c.upto, c.pos_xid, c.pos_id),                            -- 1: the rest of seen … upto
+                   (2, c.upto, c.now, '0', 0)) t(stretch, lo, hi, pos_xid, pos_id)      -- 2: upto … now
+      CROSS JOIN LATERAL (   -- late transactions one by one, then everything newer
+        SELECT x AS lo_xid, x AS hi_xid, NULL::pg_snapshot AS filter FROM pg_snapshot_xip(t.lo) x
+        WHERE x >= t.pos_xid AND pg_visible_in_snapshot(x, t.hi)
+        UNION ALL
+        SELECT pg_snapshot_xmax(t.lo), pg_snapshot_xmax(t.hi), CASE t.stretch WHEN 1 THEN t.hi END) h
+      WHERE t.lo IS NOT NULL
+      ORDER BY t.stretch, h.hi_xid) s) l
+  CROSS JOIN LATERAL (
     SELECT h.ord, r.run_at
     FROM unnest(l.stretch, l.lo_xid, l.lo_id, l.hi_xid, l.filter)
          WITH ORDINALITY h(stretch, lo_xid, lo_id, hi_xid, filter, ord)
@@ -144,46 +139,44 @@ lanes AS MATERIALIZED (   -- lanes that have something, best first
 {union(lambda s: _rows(n, s, "c", "r.run_at", "1"), segments, "      ")}) r
     ORDER BY h.ord LIMIT 1) head
 ),
-queues AS MATERIALIZED (   -- all spans of a queue in the order they are read
-  SELECT l.queue, l.stripe, min(l.n) AS n, array_agg(l.seg ORDER BY l.rank, h.ord) AS seg,
-         array_agg(l.priority ORDER BY l.rank, h.ord) AS priority, array_agg(l.rank ORDER BY l.rank, h.ord) AS rank,
-         array_agg(h.stretch ORDER BY l.rank, h.ord) AS stretch, array_agg(h.lo_xid ORDER BY l.rank, h.ord) AS lo_xid,
-         array_agg(h.lo_id ORDER BY l.rank, h.ord) AS lo_id, array_agg(h.hi_xid ORDER BY l.rank, h.ord) AS hi_xid,
-         array_agg(h.filter ORDER BY l.rank, h.ord) AS filter
-  FROM lanes l
-  CROSS JOIN LATERAL unnest(l.stretch, l.lo_xid, l.lo_id, l.hi_xid, l.filter)
-       WITH ORDINALITY h(stretch, lo_xid, lo_id, hi_xid, filter, ord)
-  WHERE h.ord >= l.first
-  GROUP BY l.queue, l.stripe
+queues AS MATERIALIZED (   -- all spans of a queue in the order they are read, the best lane first
+  SELECT a.queue, a.stripe, a.n, s.* FROM asked a CROSS JOIN LATERAL (
+    SELECT array_agg(seg) AS seg, array_agg(priority) AS priority, array_agg(stretch) AS stretch, array_agg(lo_xid) AS lo_xid,
+           array_agg(lo_id) AS lo_id, array_agg(hi_xid) AS hi_xid, array_agg(filter) AS filter
+    FROM (
+      SELECT l.seg, l.priority, h.*
+      FROM lanes l CROSS JOIN LATERAL unnest(l.stretch, l.lo_xid, l.lo_id, l.hi_xid, l.filter)
+           WITH ORDINALITY h(stretch, lo_xid, lo_id, hi_xid, filter, ord)
+      WHERE l.queue = a.queue AND l.stripe = a.stripe AND h.ord >= l.first
+      ORDER BY l.effective, l.age, l.run_at, l.priority, h.ord) l) s
 ),
 picked AS MATERIALIZED (
   SELECT p.*,
          (row_number() OVER (PARTITION BY p.seg, p.queue, p.priority, p.stripe ORDER BY p.ord, p.xid, p.id))::int - 1 AS idx
   FROM queues q CROSS JOIN LATERAL (SELECT p.* FROM (
-    SELECT h.rank, h.stretch, h.ord, r.*
+    SELECT h.stretch, h.ord, r.*
     FROM (SELECT q.queue, q.stripe AS part, h.*
-          FROM unnest(q.seg, q.priority, q.rank, q.stretch, q.lo_xid, q.lo_id, q.hi_xid, q.filter)
-               WITH ORDINALITY h(seg, priority, rank, stretch, lo_xid, lo_id, hi_xid, filter, ord)) h
+          FROM unnest(q.seg, q.priority, q.stretch, q.lo_xid, q.lo_id, q.hi_xid, q.filter)
+               WITH ORDINALITY h(seg, priority, stretch, lo_xid, lo_id, hi_xid, filter, ord)) h
     CROSS JOIN LATERAL (SELECT r.* FROM (
 {union(lambda s: _rows(n, s, "h", "r.*", "q.n", stripe="h.part"), segments, "      ")}) r LIMIT {LIMIT}) r
     ORDER BY h.ord, r.xid, r.id LIMIT q.n) p LIMIT {LIMIT}) p
 ),
 batch AS MATERIALIZED (
-  SELECT seg, queue, priority, stripe, max(rank) AS rank, count(*) AS n, array_agg(id ORDER BY idx) AS job_ids,
-         CASE WHEN max(run_lease) > 0 THEN array_agg(run_lease ORDER BY idx) END AS prior,
+  SELECT seg, queue, priority, stripe, max(ord) AS last, count(*) AS n, array_agg(id) AS job_ids,
+         CASE WHEN max(run_lease) > 0 THEN array_agg(run_lease) END AS prior,
          greatest(max(run_lease) + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS lease,
-         (array_agg(stretch ORDER BY idx DESC))[1] AS stretch, (array_agg(xid ORDER BY idx DESC))[1] AS xid,
-         (array_agg(id ORDER BY idx DESC))[1] AS id
-  FROM picked GROUP BY seg, queue, priority, stripe
+         (array_agg(stretch))[count(*)] AS stretch, (array_agg(xid))[count(*)] AS xid, (array_agg(id))[count(*)] AS id
+  FROM (SELECT * FROM picked ORDER BY seg, queue, priority, stripe, idx) p GROUP BY seg, queue, priority, stripe
 ),
-taken AS MATERIALIZED (SELECT queue, stripe, sum(n) AS n, max(rank) AS rank FROM batch GROUP BY queue, stripe),
+taken AS MATERIALIZED (SELECT queue, stripe, sum(n) AS n, max(last) AS last FROM batch GROUP BY queue, stripe),
 {", ".join(_insert(n, s) for s in segments)},
-claim AS MATERIALIZED (
+claim AS NOT MATERIALIZED (
 {union(lambda s: f"SELECT * FROM claim_{s}", segments)}
 )
 SELECT seg, claim_id, idx, lease, id, queue, priority, kind, args::text, attempt, max_attempts, run_at, created_at, extra::text
 FROM (
-  SELECT p.rank, p.seg, claim.claim_id, p.idx, claim.lease, p.id, p.queue, p.priority, p.kind, p.args, p.attempt + 1 AS attempt,
+  SELECT p.ord, p.seg, claim.claim_id, p.idx, claim.lease, p.id, p.queue, p.priority, p.kind, p.args, p.attempt + 1 AS attempt,
          p.max_attempts, p.run_at, p.created_at, p.extra
   FROM claim JOIN picked p USING (seg, queue, priority, stripe)
   UNION ALL
@@ -194,7 +187,7 @@ FROM (
   UNION ALL
   SELECT NULL, NULL, {n.version}, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, clock_timestamp(), NULL, NULL FROM snap
 ) x
-ORDER BY queue, rank, idx"""
+ORDER BY queue, ord, idx"""
 
 
 def claim(n: Names, instance: int, ring: Ring, demands: Sequence[Demand], advance: bool) -> Op[Claimed]:
