@@ -51,6 +51,85 @@ class TerminalError(AwaError):
     """Raise it (or a subclass) in a handler to fail the job for good, whatever attempts are left."""
 
 
+class UniqueConflict(AwaError):
+    """A job with the same unique key exists already, in a state its key is kept for. Nothing was written.
+
+    job_id: that job's id. index: which job of a batch met it, or None.
+    """
+
+    def __init__(self, job_id: int, index: int | None = None) -> None:
+        which = "" if index is None else f"jobs[{index}]: "
+        super().__init__(f"{which}job {job_id} has the same unique key")
+        self.job_id = job_id
+        self.index = index
+
+
+class StagingError(TerminalError):
+    """A follow-up could not be staged by `job.enqueue_on_completion`. Even caught, it fails the attempt for good."""
+
+    Sealed: type[StagingError]
+    """The handler had returned."""
+    TooMany: type[StagingError]
+    """More follow-ups than one attempt may stage."""
+    TooLarge: type[StagingError]
+    """More bytes of follow-ups than one attempt may stage."""
+    Invalid: type[StagingError]
+    """Args or options that an insert would refuse."""
+
+
+class _StagingSealed(StagingError):
+    pass
+
+
+class _StagingTooMany(StagingError):
+    pass
+
+
+class _StagingTooLarge(StagingError):
+    pass
+
+
+class _StagingInvalid(StagingError):
+    pass
+
+
+class OutputError(TerminalError):
+    """An output could not be recorded; what was recorded before is cleared. Uncaught, it fails the attempt for good."""
+
+    Sealed: type[OutputError]
+    """The handler had returned."""
+    TooLarge: type[OutputError]
+    """More bytes than an output may have."""
+    Invalid: type[OutputError]
+    """A value that is no JSON, or not of the declared type."""
+
+
+class _OutputSealed(OutputError):
+    pass
+
+
+class _OutputTooLarge(OutputError):
+    pass
+
+
+class _OutputInvalid(OutputError):
+    pass
+
+
+for _base, _name, _kind in (
+    (StagingError, "Sealed", _StagingSealed),
+    (StagingError, "TooMany", _StagingTooMany),
+    (StagingError, "TooLarge", _StagingTooLarge),
+    (StagingError, "Invalid", _StagingInvalid),
+    (OutputError, "Sealed", _OutputSealed),
+    (OutputError, "TooLarge", _OutputTooLarge),
+    (OutputError, "Invalid", _OutputInvalid),
+):
+    _kind.__name__ = _name
+    _kind.__qualname__ = f"{_base.__name__}.{_name}"
+    setattr(_base, _name, _kind)
+
+
 class SchemaNotMigrated(AwaError):
     """The database has no awa schema of this version, or a newer one than this code understands."""
 

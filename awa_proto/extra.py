@@ -38,10 +38,22 @@ def decode(extra: str | None) -> dict[str, Any]:
     return json.loads(extra) if extra else {}
 
 
-def with_error(extra: str | None, entry: Mapping[str, Any]) -> str:
-    """The extra of a job after a failed attempt: the entry comes last, and the list stays bounded."""
+def after_attempt(extra: str | None, entry: Mapping[str, Any] | None, progress: str | None) -> str | None:
+    """The extra of a job after an attempt that did not complete; None when the attempt changes nothing of it.
+
+    entry: the error entry added; it comes last, the list stays bounded, and an entry with an output takes those of the
+    others. progress: JSON text the attempt recorded, or None.
+    """
+    if entry is None and progress is None:
+        return None
     body = decode(extra)
+    if progress is not None:
+        body["progress"] = json.loads(progress)
+    if entry is None:
+        return compact(body)
     errors = [*body.get("errors", ()), dict(entry)]
+    if "output" in entry:  # only the newest one is kept
+        errors = [{key: value for key, value in each.items() if key != "output"} for each in errors[:-1]] + errors[-1:]
     if len(errors) > MAX_ERRORS:
         errors = [errors[0], *errors[1 - MAX_ERRORS :]]
     body["errors"] = errors

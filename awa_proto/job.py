@@ -41,7 +41,8 @@ class JobRow:
 
     attempt: how many attempts were claimed; a snoozed one is given back.
     run_lease: the fence of the newest attempt; rises with every claim, 0 before the first.
-    args_json, extra_json: the texts that `args`, `errors`, `metadata` and `tags` are decoded from.
+    args_json, extra_json, output_json: the texts that `args`, `errors`, `metadata`, `tags`, `progress` and `output` are decoded
+    from. dlq_reason, dlq_at: why and when a failed job went to the dead letters, or None.
     """
 
     id: int
@@ -59,6 +60,9 @@ class JobRow:
     deadline_at: datetime | None = None
     finalized_at: datetime | None = None
     extra_json: str | None = None
+    output_json: str | None = None
+    dlq_reason: str | None = None
+    dlq_at: datetime | None = None
     _args: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
     _extra: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -87,6 +91,19 @@ class JobRow:
         """The tags it was enqueued with."""
         found: list[str] = self._beside("tags", [])
         return found
+
+    @property
+    def progress(self) -> dict[str, Any] | None:
+        """What the newest attempt said of itself: `{"percent": 0 … 100, "message": text, "metadata": {}}`; None for nothing."""
+        if self.state is JobState.COMPLETED:
+            return None
+        found: dict[str, Any] | None = self._beside("progress", None)
+        return found
+
+    @property
+    def output(self) -> Any:
+        """What the attempt that completed the job recorded, as JSON says it; None for nothing. Lists do not load it."""
+        return None if self.output_json is None else json.loads(self.output_json)
 
     def _beside(self, name: str, empty: Any) -> Any:
         if self._extra is None:

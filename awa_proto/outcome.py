@@ -6,6 +6,8 @@ store writes and that events are made of. `TABLE` is the outcome matrix of the d
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import traceback
 from collections.abc import Callable
@@ -66,7 +68,14 @@ class Cancel:
     reason: str = ""
 
 
-Result: TypeAlias = Completed | RetryAfter | Snooze | Cancel | None
+@dataclass(frozen=True, slots=True)
+class WaitForCallback:
+    """Park the job until the callback of this token comes from outside."""
+
+    token: str
+
+
+Result: TypeAlias = Completed | RetryAfter | Snooze | Cancel | WaitForCallback | None
 """What a handler may return. Anything else fails the job for good."""
 
 
@@ -79,35 +88,88 @@ class Ending(StrEnum):
     TERMINAL = "terminal"
     SNOOZE = "snooze"
     CANCEL = "cancel"
+    WAIT = "wait for callback"
+    UNREGISTERED = "wait without a registered callback"
     DEADLINE = "deadline"
     RELEASED = "released"
+
+
+class Outcome(StrEnum):
+    """What hooks are told of and follow-ups are registered for."""
+
+    COMPLETED = "completed"
+    RETRIED = "retried"
+    EXHAUSTED = "exhausted"
+    CANCELLED = "cancelled"
+    WAITING_FOR_CALLBACK = "waiting_for_callback"
+    RESCUED = "rescued"
+
+
+class Output(StrEnum):
+    """Where what an attempt recorded as its output goes."""
+
+    JOB = "the job's output"
+    ENTRY = "in the error entry"
+    DISCARDED = "discarded"
+    ABANDONED = "abandoned"
+    """Discarded, and counted as `abandoned`: the handler was cut off."""
+
+
+class DeadLetter(StrEnum):
+    """Why a failed job went to the dead letters."""
+
+    EXHAUSTED = "max_attempts_exhausted"
+    TERMINAL = "terminal_error"
+    CALLBACK_TIMEOUT = "callback_timeout"
+    NO_CALLBACK = "wait_for_callback_contract_violation"
+    MOVED = "moved"
+    """By a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A row of the matrix.
 
-    to: the state when attempts are left (or do not matter). last: the state on the last attempt, when that differs.
-    entry: whether an error entry is added. terminal: whether that entry says `terminal`.
-    gives_back: the attempt is not counted.
+    to: the state when attempts are left (or do not matter). outcome: what hooks and follow-ups of it are called by, if any.
+    exhausts: on the last attempt the job fails instead, which is the outcome EXHAUSTED.
+    output: where a recorded output goes. entry: whether an error entry is added. terminal: whether that entry says so.
+    gives_back: the attempt is not counted. dead_letter: why a job that fails so goes to the dead letters, where those are
+    on. Progress is cleared by completion and kept by everything else.
     """
 
     to: JobState
-    last: JobState | None = None
+    outcome: Outcome | None
+    output: Output
+    exhausts: bool = False
     entry: bool = False
     terminal: bool = False
     gives_back: bool = False
+    dead_letter: DeadLetter | None = None
+
+    def on(self, attempt: Attempt) -> tuple[JobState, Outcome | None]:
+        """The state and the outcome for this very attempt."""
+        if self.exhausts and attempt.attempt >= attempt.max_attempts:
+            return JobState.FAILED, Outcome.EXHAUSTED
+        return self.to, self.outcome
 
 
+_AGAIN = Rule(
+    JobState.RETRYABLE, Outcome.RETRIED, Output.ENTRY, exhausts=True, entry=True, dead_letter=DeadLetter.EXHAUSTED
+)
+_FOR_GOOD = Rule(
+    JobState.FAILED, Outcome.EXHAUSTED, Output.ENTRY, entry=True, terminal=True, dead_letter=DeadLetter.TERMINAL
+)
 TABLE: Final[dict[Ending, Rule]] = {
-    Ending.COMPLETED: Rule(JobState.COMPLETED),
-    Ending.RETRY_AFTER: Rule(JobState.RETRYABLE, last=JobState.FAILED, entry=True),
-    Ending.ERROR: Rule(JobState.RETRYABLE, last=JobState.FAILED, entry=True),
-    Ending.DEADLINE: Rule(JobState.RETRYABLE, last=JobState.FAILED, entry=True),
-    Ending.TERMINAL: Rule(JobState.FAILED, entry=True, terminal=True),
-    Ending.SNOOZE: Rule(JobState.SCHEDULED, gives_back=True),
-    Ending.CANCEL: Rule(JobState.CANCELLED, entry=True),
-    Ending.RELEASED: Rule(JobState.AVAILABLE, gives_back=True),
+    Ending.COMPLETED: Rule(JobState.COMPLETED, Outcome.COMPLETED, Output.JOB),
+    Ending.RETRY_AFTER: _AGAIN,
+    Ending.ERROR: _AGAIN,
+    Ending.DEADLINE: dataclasses.replace(_AGAIN, output=Output.ABANDONED),
+    Ending.TERMINAL: _FOR_GOOD,
+    Ending.SNOOZE: Rule(JobState.SCHEDULED, None, Output.DISCARDED, gives_back=True),
+    Ending.CANCEL: Rule(JobState.CANCELLED, Outcome.CANCELLED, Output.ENTRY, entry=True),
+    Ending.WAIT: Rule(JobState.WAITING_EXTERNAL, Outcome.WAITING_FOR_CALLBACK, Output.DISCARDED),
+    Ending.UNREGISTERED: dataclasses.replace(_FOR_GOOD, outcome=None, dead_letter=DeadLetter.NO_CALLBACK),
+    Ending.RELEASED: Rule(JobState.AVAILABLE, None, Output.ABANDONED, gives_back=True),
 }
 
 
@@ -117,6 +179,7 @@ class Transition:
 
     to: the new state. attempt: the job's attempt count after it. at: when (database time).
     run_at: when it is due again; None in terminal states. entry: the error entry added, or None.
+    outcome: what hooks and follow-ups are called by, or None. dead_letter: why it goes to the dead letters, or None.
     """
 
     to: JobState
@@ -124,6 +187,9 @@ class Transition:
     at: datetime
     run_at: datetime | None = None
     entry: dict[str, Any] | None = None
+    outcome: Outcome | None = None
+    dead_letter: DeadLetter | None = None
+    ending: Ending | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,18 +212,27 @@ def backoff(attempt: int, random: Callable[[], float]) -> float:
 
 
 def conclude(
-    attempt: Attempt, ended: Returned | Raised | Ending, at: datetime, random: Callable[[], float]
+    attempt: Attempt,
+    ended: Returned | Raised | Ending,
+    at: datetime,
+    random: Callable[[], float],
+    *,
+    output: str | None = None,
+    dead_letters: bool = False,
 ) -> Transition:
     """The transition of an attempt that ended. It raises nothing, whatever a handler returned or raised.
 
     ended: what the handler did, or RELEASED, DEADLINE when the machine ended it.
     at: now, in database time. random: floats in [0, 1).
+    output: JSON text the attempt recorded. dead_letters: whether a job that fails goes to the dead letters.
     """
     delay: float | None = None
     entry: dict[str, Any] = {}
     match ended:
         case Returned(value=None):
-            return Transition(JobState.COMPLETED, attempt.attempt, at)
+            return Transition(
+                JobState.COMPLETED, attempt.attempt, at, outcome=Outcome.COMPLETED, ending=Ending.COMPLETED
+            )
         case Returned(value=value):
             ending, delay, entry = _of_value(value)
         case Raised(error=error):
@@ -168,11 +243,9 @@ def conclude(
         case _:
             ending = ended
     rule = TABLE[ending]
-    to = rule.to
-    if rule.last is not None and attempt.attempt >= attempt.max_attempts:
-        to = rule.last
-        if ending is Ending.RETRY_AFTER:
-            entry["error"] = f"attempts exhausted after {attempt.attempt}; the handler asked for a retry in {delay:g} s"
+    to, outcome = rule.on(attempt)
+    if ending is Ending.RETRY_AFTER and to is JobState.FAILED:
+        entry["error"] = f"attempts exhausted after {attempt.attempt}; the handler asked for a retry in {delay:g} s"
     run_at = None
     if to in {JobState.RETRYABLE, JobState.SCHEDULED}:
         run_at = at + timedelta(seconds=backoff(attempt.attempt, random) if delay is None else delay)
@@ -180,12 +253,17 @@ def conclude(
         entry = {"error": entry.pop("error"), "attempt": attempt.attempt, "at": rfc3339(at)} | entry
         if rule.terminal:
             entry["terminal"] = True
+        if output is not None and rule.output is Output.ENTRY:
+            entry["output"] = json.loads(output)
     return Transition(
         to,
         attempt.attempt - rule.gives_back,
         at,
         run_at if to is not JobState.AVAILABLE else at,
         entry if rule.entry else None,
+        outcome,
+        rule.dead_letter if dead_letters and to is JobState.FAILED else None,
+        ending,
     )
 
 
@@ -199,6 +277,8 @@ def _of_value(value: object) -> tuple[Ending, float | None, dict[str, Any]]:
                 return Ending.RETRY_AFTER, asked, {"error": "retry requested", "retry_after": asked}
             case Snooze(delay=delay):
                 return Ending.SNOOZE, seconds("Snooze.delay", delay), {}
+            case WaitForCallback():
+                return Ending.UNREGISTERED, None, {"error": "the handler waits for a callback that is not registered"}
             case Cancel(reason=reason) if isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 return Ending.CANCEL, None, {"error": clean(f"cancelled: {reason}")}
             case _:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from awa_proto.job import JobState
 from awa_proto.outcome import TABLE
 
 ROOT = Path(__file__).parent.parent
@@ -55,7 +56,8 @@ def test_the_table_of_outcomes_in_the_docs_is_the_one_the_core_acts_by() -> None
     page = (ROOT / "docs" / "semantics.md").read_text()
     shown = page.split("<!-- /outcomes -->")[0].split("-->")[-1].strip().splitlines()[2:]
     assert shown == [
-        f"| {ending} | {rule.to} | {rule.last or rule.to} | {yes(rule.entry)} | {yes(not rule.gives_back)} |"
+        f"| {ending} | {rule.to} | {JobState.FAILED if rule.exhausts else rule.to} | {yes(rule.entry)}"
+        f" | {yes(not rule.gives_back)} | {rule.output} | {rule.outcome or '-'} | {rule.dead_letter or '-'} |"
         for ending, rule in TABLE.items()
     ]
 

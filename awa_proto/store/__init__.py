@@ -12,9 +12,21 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from awa_proto.extra import after_attempt
 from awa_proto.job import Attempt, JobRow, JobState
 from awa_proto.outcome import Transition
 from awa_proto.plan import Op
+
+
+class Unique(NamedTuple):
+    """What keeps a second job of the same sort out.
+
+    key: 16 bytes. states: a mask, bit i for the i-th of JobState: while the holder of the key is in one of them, no other
+    job gets it.
+    """
+
+    key: bytes
+    states: int
 
 
 class NewJob(NamedTuple):
@@ -32,6 +44,7 @@ class NewJob(NamedTuple):
     run_at: datetime | None = None
     extra: str | None = None
     ordering: int | None = None
+    unique: Unique | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +110,22 @@ class Claimed:
 
 
 class Ended(NamedTuple):
-    """An attempt that ended, on its way into the store."""
+    """An attempt that ended, on its way into the store.
+
+    progress: JSON text the attempt recorded. output: JSON text that becomes the job's output, of a completed attempt.
+    follow_ups: jobs that exist if and only if this is accepted; of those with a unique key only such as find it free.
+    """
 
     attempt: Attempt
     transition: Transition
+    progress: str | None = None
+    output: str | None = None
+    follow_ups: tuple[NewJob, ...] = ()
+
+    @property
+    def extra(self) -> str | None:
+        """The job's new extra, or None when it keeps what it has."""
+        return after_attempt(self.attempt.extra, self.transition.entry, self.progress)
 
 
 class Verdict(StrEnum):

@@ -21,7 +21,6 @@ from typing import TypeVar
 from awa_proto import extra as extras
 from awa_proto.errors import ValidationError
 from awa_proto.job import Attempt, JobRow, JobState
-from awa_proto.outcome import Transition
 from awa_proto.plan import Op, Plan
 from awa_proto.store import (
     Cancelled,
@@ -292,9 +291,10 @@ class MemoryStore:
 
     def finalize(self, ended: Sequence[Ended], flush: int) -> Op[list[Verdict]]:
         """End attempts, each at most once."""
-        return _op("finalize", lambda: [self._end(e.attempt, e.transition, flush) for e in ended], safe_to_retry=True)
+        return _op("finalize", lambda: [self._end(e, flush) for e in ended], safe_to_retry=True)
 
-    def _end(self, attempt: Attempt, transition: Transition, flush: int) -> Verdict:
+    def _end(self, ended: Ended, flush: int) -> Verdict:
+        attempt, transition = ended.attempt, ended.transition
         claim = self._tables.claims.get(attempt.claim_id)
         if claim is None or claim.lease != attempt.run_lease or not 0 <= attempt.idx < len(claim.jobs):
             return Verdict.STALE
@@ -304,8 +304,7 @@ class MemoryStore:
         claim.closed[attempt.idx] = flush
         job = self._tables.jobs[claim.jobs[attempt.idx]]
         job.attempt = transition.attempt
-        if transition.entry is not None:
-            job.extra = extras.with_error(job.extra, transition.entry)
+        job.extra = ended.extra or job.extra
         if transition.run_at is not None and transition.to is not JobState.AVAILABLE:
             job.run_at = transition.run_at
         self._move_to(job, transition.to, transition.at)

@@ -185,7 +185,7 @@ class Finalizer:
 
     def _tell(self, ended: Ended, now: float) -> None:
         """Say that an attempt failed, now that it is written. What a handler asked for itself is no failure."""
-        attempt, transition = ended
+        attempt, transition = ended.attempt, ended.transition
         entry = transition.entry
         assert entry is not None
         if transition.to is JobState.CANCELLED or ("retry_after" in entry and transition.to is JobState.RETRYABLE):

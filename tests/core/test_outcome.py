@@ -19,6 +19,7 @@ from awa_proto.outcome import (
     Cancel,
     Completed,
     Ending,
+    Outcome,
     Raised,
     RetryAfter,
     Returned,
@@ -52,7 +53,9 @@ def test_every_ending_has_a_row() -> None:
 @pytest.mark.parametrize("value", [None, Completed()])
 @pytest.mark.parametrize("number", [1, 3])
 def test_none_and_completed_complete(value: object, number: int) -> None:
-    assert end(Returned(value), number) == Transition(JobState.COMPLETED, number, AT)
+    assert end(Returned(value), number) == Transition(
+        JobState.COMPLETED, number, AT, None, None, Outcome.COMPLETED, None, Ending.COMPLETED
+    )
 
 
 def test_retry_after_with_attempts_left_is_retryable_at_that_time() -> None:
@@ -124,7 +127,10 @@ def test_a_delay_out_of_range_is_a_wrong_return_value(result: type[RetryAfter] |
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_snooze_gives_the_attempt_back_and_adds_no_entry(number: int) -> None:
-    assert end(Returned(Snooze(5)), number) == Transition(JobState.SCHEDULED, number - 1, AT, AT + timedelta(seconds=5))
+    expected = Transition(
+        JobState.SCHEDULED, number - 1, AT, AT + timedelta(seconds=5), None, None, None, Ending.SNOOZE
+    )
+    assert end(Returned(Snooze(5)), number) == expected
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -145,7 +151,8 @@ def test_a_deadline_counts_as_a_failed_attempt() -> None:
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_release_gives_the_attempt_back_and_leaves_the_job_available(number: int) -> None:
-    assert end(Ending.RELEASED, number) == Transition(JobState.AVAILABLE, number - 1, AT, AT)
+    expected = Transition(JobState.AVAILABLE, number - 1, AT, AT, None, None, None, Ending.RELEASED)
+    assert end(Ending.RELEASED, number) == expected
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
 
-from awa_proto import extra as extras
 from awa_proto.job import JobState
 from awa_proto.plan import Op, Plan, Rows, Statement, Value
 from awa_proto.store import Ended, Verdict
@@ -176,7 +175,7 @@ def statement(
             [e.transition.attempt for e in ended],
             [e.transition.run_at for e in ended],
             [e.transition.at for e in ended],
-            [extras.with_error(e.attempt.extra, e.transition.entry) if e.transition.entry else None for e in ended],
+            [e.extra for e in ended],
         )
     return Statement(f"close.{into.value}.{s}{'.patient' if patient else ''}", sql(n, s, into, patient), params)
 

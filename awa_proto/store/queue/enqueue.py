@@ -107,7 +107,7 @@ def insert(n: Names, jobs: Sequence[NewJob], notify: bool, random: Callable[[], 
 def _insert_statement(n: Names, jobs: Sequence[NewJob], notify: bool, rotor: int) -> Statement:
     silent = "" if notify else ".silent"
     first = jobs[0]
-    kinds, queues, args, priorities, max_attempts, run_at, extra, ordering = map(list, zip(*jobs, strict=True))
+    kinds, queues, args, priorities, max_attempts, run_at, extra, ordering, _ = map(list, zip(*jobs, strict=True))
     count = len(jobs)
     differ_in_args_only = all(
         column.count(column[0]) == count
@@ -199,7 +199,7 @@ def _chunks(
     at = now.isoformat()
     lines: list[str] = []
     size = 0
-    for kind, queue, args, priority, max_attempts, run_at, extra, ordering in jobs:
+    for kind, queue, args, priority, max_attempts, run_at, extra, ordering, _ in jobs:
         queues.add(queue)
         stripes = lanes.get(queue, 1)
         stripe = (rotor if ordering is None else ordering) % stripes if stripes > 1 else 0
