@@ -8,7 +8,7 @@ from typing import Any, Final
 from awa_proto import args
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.operations import Operations
-from awa_proto.options import positive_seconds, text, whole
+from awa_proto.options import flag, positive_seconds, text, whole
 from awa_proto.outcome import Seconds, seconds
 from awa_proto.registry import Registry
 from awa_proto.schema import quoted
@@ -30,7 +30,7 @@ class Application:
 
     tasks: objects that hold a Registry, as Tasks of each package does. schema: where the store is.
     dsn, readable: the DSN, and what raises ConfigurationError when the adapter cannot read one.
-    statement_timeout, max_size: as the clients say. random: floats in [0, 1), for everything that wants chance.
+    statement_timeout, max_size, dead_letters: as the clients say. random: floats in [0, 1), for everything that wants chance.
 
     Raises ValidationError naming what is wrong, also when two registries have handlers for one kind.
     """
@@ -45,6 +45,7 @@ class Application:
         readable: Callable[[str], None],
         statement_timeout: Seconds,
         max_size: int,
+        dead_letters: bool,
         random: Callable[[], float],
     ) -> None:
         quoted(text("schema", schema))
@@ -54,6 +55,7 @@ class Application:
         if self.statement_timeout > MAX_TIMEOUT:
             raise ValidationError("statement_timeout", f"{self.statement_timeout:g} is above {MAX_TIMEOUT:g} seconds")
         self.max_size = whole("max_size", max_size, 1, MAX_SIZE)
+        self.dead_letters = flag("dead_letters", dead_letters)
         for other in _registries(tasks):
             registry.include(other)
         self.registry = registry
@@ -88,6 +90,7 @@ class Application:
             poll_interval=positive_seconds("poll_interval", poll_interval),
             grace=seconds("grace", grace),
             unknown_kinds=unknown_kinds,
+            dead_letters=self.dead_letters,
             hostname=hostname,
             pid=pid,
             version=VERSION,

@@ -217,6 +217,13 @@ def whole(field: str, value: object, least: int, most: int) -> int:
     return int(value)
 
 
+def flag(field: str, value: object) -> bool:
+    """True or False, and nothing that is only taken for one."""
+    if not isinstance(value, bool):
+        raise ValidationError(field, f"True or False is needed, not {type(value).__name__}")
+    return value
+
+
 def positive_seconds(field: str, value: object) -> float:
     """A duration as seconds, up to a hundred years; none at all is refused."""
     found = seconds(field, value)

@@ -51,6 +51,8 @@ class Client(Tasks):
         tasks: Tasks whose handlers the client's workers run.
         statement_timeout: Seconds (or a timedelta) a statement, a connect, or the wait for a connection may take.
         max_size: Most connections at the same time, those of workers aside; 1 to 10,000.
+        dead_letters: Whether a job that fails on a worker of this client goes to the dead letters (`list_dlq`), unless its
+            queue's QueueConfig says otherwise.
 
     Raises:
         ValidationError: Naming the setting and its limit.
@@ -66,6 +68,7 @@ class Client(Tasks):
         tasks: Iterable[Tasks] = (),
         statement_timeout: Seconds = 30.0,
         max_size: int = 10,
+        dead_letters: bool = False,
     ) -> None:
         super().__init__()
         if pool is not None:
@@ -80,6 +83,7 @@ class Client(Tasks):
             readable=check_libpq_dsn,
             statement_timeout=statement_timeout,
             max_size=max_size,
+            dead_letters=dead_letters,
             random=random.random,
         )
         self._opened: Database | None = None

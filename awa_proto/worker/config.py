@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from awa_proto.errors import ConfigurationError, ValidationError
-from awa_proto.options import name, positive_seconds, whole
+from awa_proto.options import flag, name, positive_seconds, whole
 from awa_proto.outcome import MAX_DELAY, Seconds, seconds
 
 MAX_WORKERS: Final = 100_000
@@ -28,6 +28,7 @@ class QueueConfig:
     rate_limit: (jobs a second, burst) that this worker starts at most; a bare number has a burst of one second's worth.
     deadline: seconds (or a timedelta) an attempt may take unless the job says otherwise; None for no limit.
     aging: seconds (or a timedelta) of waiting that lift a job by one priority; 0 for never.
+    dead_letters: whether a job that fails here goes to the dead letters; None for what the client says.
 
     Raises ValidationError naming the setting and its limit.
     """
@@ -36,6 +37,7 @@ class QueueConfig:
     rate_limit: float | tuple[float, int] | None
     deadline: float | None
     aging: float
+    dead_letters: bool | None
 
     def __init__(
         self,
@@ -43,12 +45,14 @@ class QueueConfig:
         rate_limit: float | tuple[float, int] | None = None,
         deadline: Seconds | None = None,
         aging: Seconds = 60.0,
+        dead_letters: bool | None = None,
     ) -> None:
         keep = object.__setattr__
         keep(self, "max_workers", whole("max_workers", max_workers, 1, MAX_WORKERS))
         keep(self, "rate_limit", _rate_limit(rate_limit))
         keep(self, "deadline", None if deadline is None else positive_seconds("deadline", deadline))
         keep(self, "aging", _aging(aging))
+        keep(self, "dead_letters", None if dead_letters is None else flag("dead_letters", dead_letters))
 
     @property
     def rate(self) -> tuple[float, int]:
@@ -75,6 +79,7 @@ class WorkerConfig:
     than twice the slots, so that flushes have something to gather.
     unknown_kinds: what becomes of a job without a handler here: it fails for good ("fail"), or is put back for a minute
     without counting the attempt ("put_back"), for example because a newer worker knows it.
+    dead_letters: whether a job that fails goes to the dead letters, where its queue does not say.
     """
 
     queues: Mapping[str, QueueConfig]
@@ -82,6 +87,7 @@ class WorkerConfig:
     grace: float = 30.0
     max_unwritten: int = 2000
     unknown_kinds: UnknownKinds = "fail"
+    dead_letters: bool = False
     hostname: str = ""
     pid: int = 0
     version: str = ""
@@ -97,6 +103,12 @@ class WorkerConfig:
             raise ValidationError(
                 "unknown_kinds", f'"fail" or "put_back" is needed, not {str(self.unknown_kinds)[:40]!r}'
             )
+        flag("dead_letters", self.dead_letters)
+
+    def keeps_dead_letters(self, queue: str) -> bool:
+        """Whether a job of this queue that fails here goes to the dead letters: what its queue says, else the client."""
+        said = self.queues[queue].dead_letters
+        return self.dead_letters if said is None else said
 
 
 def _aging(value: Seconds) -> float:

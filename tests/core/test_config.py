@@ -75,6 +75,21 @@ def test_an_interval_of_a_worker_is_some_seconds(setting: str, value: Any) -> No
     assert caught.value.field == setting
 
 
+@pytest.mark.parametrize("value", [0, 1, "yes", 1.0, []])
+def test_dead_letters_are_on_or_off(value: Any) -> None:
+    refused("dead_letters", dead_letters=value)
+    with pytest.raises(ValidationError) as caught:
+        WorkerConfig({"q": QueueConfig()}, dead_letters=value)
+    assert caught.value.field == "dead_letters"
+
+
+@pytest.mark.parametrize("client", [True, False])
+def test_a_queue_keeps_dead_letters_as_it_says_and_else_as_the_client_says(client: bool) -> None:
+    queues = {"on": QueueConfig(dead_letters=True), "off": QueueConfig(dead_letters=False), "unsaid": QueueConfig()}
+    config = WorkerConfig(queues, dead_letters=client)
+    assert [config.keeps_dead_letters(queue) for queue in queues] == [True, False, client]
+
+
 def test_a_worker_may_have_no_grace_but_not_poll_without_a_pause() -> None:
     assert WorkerConfig({"q": QueueConfig()}, grace=0).grace == 0.0
     with pytest.raises(ValidationError, match="poll_interval"):
