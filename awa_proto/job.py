@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from awa_proto import extra
 
@@ -30,6 +30,11 @@ class JobState(StrEnum):
 
 
 _TERMINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
+
+StateName: TypeAlias = Literal[
+    "scheduled", "available", "running", "completed", "retryable", "failed", "cancelled", "waiting_external"
+]
+"""A state by its name, which is as good as the member."""
 
 
 @dataclass(slots=True)

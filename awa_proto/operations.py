@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar, assert_never
+from typing import Any, Final, Generic, NoReturn, TypeVar, assert_never
 
 from awa_proto import schema as schema_
 from awa_proto.args import JobArgs
 from awa_proto.errors import DatabaseError, JobNotFound, ValidationError
 from awa_proto.intake import Intake
-from awa_proto.job import JobRow, JobState
+from awa_proto.job import JobRow, JobState, StateName
 from awa_proto.options import EnqueueRequest, InsertOpts, Options, name, text, whole
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Plan
@@ -26,10 +26,6 @@ from awa_proto.task import Task
 C = TypeVar("C")
 T = TypeVar("T")
 U = TypeVar("U")
-
-StateName: TypeAlias = Literal[
-    "scheduled", "available", "running", "completed", "retryable", "failed", "cancelled", "waiting_external"
-]
 
 MOST_LISTED: Final = 1000
 MOST_STRIPES: Final = 64

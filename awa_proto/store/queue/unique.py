@@ -1,0 +1,35 @@
+"""Unique keys: which of the jobs about to be written may be, and who stands in the way of the others.
+
+A row of `unique_keys` names the job that got a key last and the states in which it keeps others out. Whether it does is
+asked when the key is wanted: the insert of the key meets the row, waits for whoever is writing it, and then looks up where
+that job is now. So claims and completions write nothing here, and a key is free as soon as its job leaves those states.
+
+A key that was won by a job that is not written after all is won by a job that does not exist, which keeps nobody out.
+Whoever puts a job *back* into one of its states must win the key again in the same statement, unless its states include
+`awa_proto.unique.HELD`, which an attempt never leaves. That writes the row of the key, so that an older snapshot (REPEATABLE
+READ) fails instead of missing the change; what moves a job to where such a snapshot cannot see it has to do so, too.
+"""
+
+from __future__ import annotations
+
+from awa_proto.store.queue.names import Names
+
+
+def won(n: Names, wanted: str) -> str:
+    """SQL: CTEs `keyed` and `won`; `won` has the ids of the jobs that got their key, of those of relation `wanted` with one.
+
+    wanted: has the columns id, key (NULL for a job without), states, ord; of several with one key the first by `ord` gets
+    it. Keys are locked in their order, the same in every statement. Jobs are then written `WHERE key IS NULL OR id IN
+    (SELECT id FROM won)`. The transaction keeps the lock of a key it did not get, so who has it stays true until it ends.
+    """
+    return f"""
+keyed AS MATERIALIZED (
+  SELECT DISTINCT ON (key) key, id, states FROM {wanted} WHERE key IS NOT NULL ORDER BY key, ord
+),
+won AS (
+  INSERT INTO {n.s}.unique_keys AS held (key, job_id, states)
+  SELECT key, id, states FROM keyed ORDER BY key
+  ON CONFLICT (key) DO UPDATE SET job_id = excluded.job_id, states = excluded.states
+  WHERE held.job_id = excluded.job_id OR NOT {n.s}.unique_blocks(held.job_id, held.states)
+  RETURNING job_id AS id
+)"""
