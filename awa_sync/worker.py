@@ -23,8 +23,18 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeVar, assert_never
 
 from awa_proto.driving.threads import Threads
-from awa_proto.driving.working import NOTHING, PATIENCE, Fence, LaneDatabase, RunningJob, open_lane, tell
+from awa_proto.driving.working import (
+    NOTHING,
+    PATIENCE,
+    Fence,
+    LaneDatabase,
+    RunningJob,
+    nobody_listens,
+    open_lane,
+    tell,
+)
 from awa_proto.errors import DatabaseError, SchemaNotMigrated
+from awa_proto.events import AnyEvent
 from awa_proto.outcome import Raised, Returned, Seconds, seconds
 from awa_proto.plan import Op
 from awa_proto.worker.events import (
@@ -33,6 +43,7 @@ from awa_proto.worker.events import (
     Drained,
     Emit,
     Event,
+    Happened,
     JobEnded,
     Lane,
     OpDone,
@@ -80,6 +91,7 @@ class Worker:
         channel: str,
         new_job: Callable[[StartJob], RunningJob],
         capacity: int,
+        happened: Callable[[AnyEvent], object] = nobody_listens,
     ) -> None:
         """Made by `Client.worker`.
 
@@ -89,11 +101,13 @@ class Worker:
             channel: What the listening lane LISTENs on; a payload is the name of a queue, or empty for all.
             new_job: Makes what a handler is called with.
             capacity: Most handlers at the same time, and so the most threads.
+            happened: Told each event of a kind that has hooks; returns at once and raises nothing.
         """
         self._machine = machine
         self._database = database
         self._channel = channel
         self._new_job = new_job
+        self._happened = happened
         self._inbox: SimpleQueue[Event] = SimpleQueue()
         self._running: dict[Fence, RunningJob] = {}
         self._threads: Threads[tuple[StartJob, RunningJob]] = Threads(capacity, self._run_job, "awa handler")
@@ -227,6 +241,8 @@ class Worker:
                     running.mark_cancelled(reason)
             case Emit():
                 tell(output)
+            case Happened(event=event):
+                self._happened(event)
             case Drained(token=answer):
                 self._answers.discard(answer)
                 answer.set()

@@ -28,8 +28,19 @@ from typing import Self, TypeVar, assert_never
 import trio
 from outcome import Error, Outcome
 
-from awa_proto.driving.working import NOTHING, PATIENCE, AwaitedLane, Fence, LaneDatabase, RunningJob, open_lane, tell
+from awa_proto.driving.working import (
+    NOTHING,
+    PATIENCE,
+    AwaitedLane,
+    Fence,
+    LaneDatabase,
+    RunningJob,
+    nobody_listens,
+    open_lane,
+    tell,
+)
 from awa_proto.errors import DatabaseError, SchemaNotMigrated
+from awa_proto.events import AnyEvent
 from awa_proto.outcome import Raised, Returned, Seconds, seconds
 from awa_proto.worker.events import (
     CancelJob,
@@ -37,6 +48,7 @@ from awa_proto.worker.events import (
     Drained,
     Emit,
     Event,
+    Happened,
     JobEnded,
     Lane,
     OpDone,
@@ -70,6 +82,7 @@ class Worker:
         channel: str,
         new_job: Callable[[StartJob], RunningJob],
         capacity: int,
+        happened: Callable[[AnyEvent], object] = nobody_listens,
     ) -> None:
         """Made by `Client.worker`.
 
@@ -79,11 +92,13 @@ class Worker:
             channel: What the listening lane LISTENs on; a payload is the name of a queue, or empty for all.
             new_job: Makes what a handler is called with, a blocking one when the task is not async.
             capacity: Most handlers at the same time, and so the most threads.
+            happened: Told each event of a kind that has hooks; returns at once and raises nothing.
         """
         self._machine = machine
         self._database = database
         self._channel = channel
         self._new_job = new_job
+        self._happened = happened
         self._inbox: list[Event] = []
         self._bell: trio.Event | None = None
         self._running: dict[Fence, tuple[RunningJob, trio.CancelScope | None]] = {}
@@ -226,6 +241,8 @@ class Worker:
                 self._cancel(output)
             case Emit():
                 tell(output)
+            case Happened(event=event):
+                self._happened(event)
             case Drained(token=answer):
                 self._answers.discard(answer)
                 answer.set()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 from awa_proto.errors import DatabaseError
+from awa_proto.events import AnyEvent
 from awa_proto.outcome import Returned
 from awa_proto.plan import Op
 from awa_proto.worker.events import Emit, Event, Lane, ListenLost, Reason, Woken
@@ -71,6 +72,10 @@ def open_lane(database: LaneDatabase[T], name: Lane, channel: str, put: Callable
         notified=lambda payload: put(Woken(payload or None)),
         lost=lambda error: put(ListenLost(error)),
     )
+
+
+def nobody_listens(_: AnyEvent) -> None:
+    """What is called with an event where there is nobody to tell."""
 
 
 def tell(emit: Emit) -> None:

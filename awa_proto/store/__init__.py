@@ -114,6 +114,7 @@ class Ended(NamedTuple):
 
     progress: JSON text the attempt recorded. output: JSON text that becomes the job's output, of a completed attempt.
     follow_ups: jobs that exist if and only if this is accepted; of those with a unique key only such as find it free.
+    took: seconds the handler ran, for hooks; a store writes it nowhere.
     """
 
     attempt: Attempt
@@ -121,6 +122,7 @@ class Ended(NamedTuple):
     progress: str | None = None
     output: str | None = None
     follow_ups: tuple[NewJob, ...] = ()
+    took: float = 0.0
 
     @property
     def extra(self) -> str | None:

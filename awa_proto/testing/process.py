@@ -24,6 +24,7 @@ from awa_proto.worker.events import (
     Drained,
     Emit,
     Event,
+    Happened,
     JobEnded,
     Lane,
     ListenLost,
@@ -138,7 +139,7 @@ class Process:
                     self._run(output)
                 case CancelJob(attempt=attempt):
                     self._cancel(attempt)
-                case Emit():
+                case Emit() | Happened():
                     pass
                 case Drained(token=token):
                     self.drained.append(token)

@@ -29,7 +29,7 @@ from awa_proto.store.memory import MemoryStore
 from awa_proto.task import Task
 from awa_proto.testing.accounts import Accounts, Broken
 from awa_proto.testing.faults import Fault, Faults
-from awa_proto.worker.events import CancelJob, Drained, Emit, Output, RunOp, StartJob, Stopped
+from awa_proto.worker.events import CancelJob, Drained, Emit, Happened, Output, RunOp, StartJob, Stopped
 
 T = TypeVar("T")
 
@@ -178,6 +178,8 @@ class Simulation:
             case Emit(key=key, fields=fields):
                 self.told[key] += 1
                 line = ("emit", key, str(fields))
+            case Happened(event=event):
+                line = ("happened", event.job.id, type(event).__name__)
             case Drained():
                 line = ("drained",)
             case Stopped():

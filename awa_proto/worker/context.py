@@ -9,6 +9,7 @@ from awa_proto.errors import DatabaseError
 from awa_proto.store import Store
 from awa_proto.worker.clock import DatabaseClock
 from awa_proto.worker.config import WorkerConfig
+from awa_proto.worker.happened import Hooked
 from awa_proto.worker.lanes import Lanes
 from awa_proto.worker.report import Report
 from awa_proto.worker.timers import Timers
@@ -28,4 +29,5 @@ class Context:
     timers: Timers
     report: Report
     clock: DatabaseClock
+    hooked: Hooked
     last_error: DatabaseError | None = None

@@ -24,7 +24,7 @@ from awa_proto.store import Claimed, Demand, Ring
 from awa_proto.task import Task
 from awa_proto.worker.backoff import Backoff
 from awa_proto.worker.context import Context
-from awa_proto.worker.deadlines import Fence
+from awa_proto.worker.deadlines import Fence, limit
 from awa_proto.worker.events import CancelJob, Lane, Output, Reason, StartJob
 from awa_proto.worker.finalize import Finalizer
 from awa_proto.worker.running import Running
@@ -268,6 +268,8 @@ class Dispatcher:
 
     def _start(self, queue: ServedQueue, now: float) -> None:
         buffer, tasks, running, finalizer = queue.buffer, self._tasks, self._running, self._finalizer
+        hooked = self._context.hooked
+        kinds = hooked.kinds
         while buffer and queue.running < queue.slots and finalizer.unwritten < self._bound:
             attempt = buffer.popleft()
             if self._overdue and (attempt.id, attempt.run_lease) in self._overdue:
@@ -283,6 +285,8 @@ class Dispatcher:
                 self._refuse(attempt, ArgsRefused(describe(error)), now)
                 continue
             running.start(attempt, queue, now)
+            if kinds and attempt.kind in kinds:
+                hooked.starts(attempt, self._context.clock.at(now), limit(attempt, queue.config.deadline))
             self._out.append(StartJob(attempt, task, args))
         queue.moved_at = now
         self._watch_buffers(now)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from awa_proto.errors import DatabaseError, SchemaNotMigrated
+from awa_proto.events import AnyEvent
 from awa_proto.job import Attempt
 from awa_proto.outcome import Raised, Returned
 from awa_proto.plan import Op
@@ -164,6 +165,16 @@ class Emit:
 
 
 @dataclass(frozen=True, slots=True)
+class Happened:
+    """Hooks are to be told, now that it is committed; nothing waits for them. Only of kinds that have hooks.
+
+    event: without its args, which each hook gets as it wants them.
+    """
+
+    event: AnyEvent
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """The machine has come to rest and takes no more input.
 
@@ -187,4 +198,4 @@ class Drained:
     token: Any
 
 
-Output: TypeAlias = "RunOp | StartJob | CancelJob | Emit | Drained | Stopped"
+Output: TypeAlias = "RunOp | StartJob | CancelJob | Happened | Emit | Drained | Stopped"

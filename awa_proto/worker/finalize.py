@@ -82,8 +82,8 @@ class Finalizer:
         self.unwritten = 0
         self.retry_due: datetime | None = None
 
-    def add(self, attempt: Attempt, ended: Returned | Raised | Ending, now: float) -> None:
-        """An attempt ended; its result waits for the next flush."""
+    def add(self, attempt: Attempt, ended: Returned | Raised | Ending, now: float, took: float = 0.0) -> None:
+        """An attempt ended; its result waits for the next flush. took: seconds its handler ran."""
         at = self._context.clock.at(now)
         if type(ended) is Returned and ended.value is None:
             # The most frequent ending by far. Attempts that complete at the same moment share one transition.
@@ -95,7 +95,7 @@ class Finalizer:
                 transition = self._completed[attempt.attempt] = conclude(attempt, ended, at, self._context.random)
         else:
             transition = self._conclude(attempt, ended, at, now)
-        self._pending.append(Ended(attempt, transition))
+        self._pending.append(Ended(attempt, transition, None, None, (), took))
         self.unwritten += 1
 
     def _conclude(self, attempt: Attempt, ended: Returned | Raised | Ending, at: datetime, now: float) -> Transition:
@@ -161,6 +161,8 @@ class Finalizer:
         self._context.report.recovered("flush failed", "results are written again")
         again: list[Ended] = []
         stale: list[int] = []
+        hooked = self._context.hooked
+        kinds = hooked.kinds
         for ended, verdict in zip(batch.ended, verdicts, strict=True):
             if verdict is Verdict.ACCEPTED:
                 run_at = ended.transition.run_at
@@ -168,6 +170,8 @@ class Finalizer:
                     self.retry_due = run_at if self.retry_due is None else min(self.retry_due, run_at)
                 if ended.transition.entry is not None:
                     self._tell(ended, now)
+                if kinds and ended.attempt.kind in kinds:
+                    hooked.ended(ended)
             elif verdict is Verdict.AGAIN:
                 again.append(ended)
             else:

@@ -73,7 +73,7 @@ class Running:
         if fence in self._ended:
             self._ended.discard(fence)
         else:
-            self._finalizer.add(attempt, Ending.RELEASED if self._is_releasing else event.ended, now)
+            self._finalizer.add(attempt, Ending.RELEASED if self._is_releasing else event.ended, now, now - since)
         return True
 
     def overdue(self, attempt: Attempt, now: float) -> bool:

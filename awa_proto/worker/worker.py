@@ -30,7 +30,7 @@ handlers that ended become one flush and one claim. After `Stopped` every input 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -55,6 +55,7 @@ from awa_proto.worker.events import (
     Woken,
 )
 from awa_proto.worker.finalize import Finalizer
+from awa_proto.worker.happened import Hooked
 from awa_proto.worker.lanes import Lanes
 from awa_proto.worker.lifecycle import Lifecycle, Phase
 from awa_proto.worker.listen import Line, Listener
@@ -85,7 +86,13 @@ class WorkerMachine:
     )  # fmt: skip
 
     def __init__(
-        self, *, store: Store, tasks: Mapping[str, Task], config: WorkerConfig, random: Callable[[], float]
+        self,
+        *,
+        store: Store,
+        tasks: Mapping[str, Task],
+        config: WorkerConfig,
+        random: Callable[[], float],
+        hooked: Collection[str] = (),
     ) -> None:
         """A worker that has not started.
 
@@ -94,12 +101,15 @@ class WorkerMachine:
             tasks: The handlers, by kind.
             config: Queues and intervals.
             random: Floats in [0, 1): jitter, back-off, flush numbers.
+            hooked: The kinds that have hooks, as they are now and as they become.
         """
         self._out: deque[Output] = deque()
         self._lanes = Lanes(self._out, store.replan)
         self._timers = Timers()
         self._report = Report(self._out)
-        self._context = Context(store, config, random, self._lanes, self._timers, self._report, DatabaseClock())
+        self._context = Context(
+            store, config, random, self._lanes, self._timers, self._report, DatabaseClock(), Hooked(hooked, self._out)
+        )
         self._queues = {
             name: ServedQueue(name, queue, config.poll_interval, random) for name, queue in config.queues.items()
         }

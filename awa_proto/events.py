@@ -1,8 +1,13 @@
-"""Lifecycle events: what hooks are called with after the fact.
+"""Lifecycle events: what hooks are told of the points in a job's life, as dataclasses to `match`.
 
-Each event carries the job as it is after the transition and, when its hook is registered for a class, the args. Events are
-best effort and in-process: they observe committed state, and are lost with the process. What must survive a crash is a
-follow-up.
+Each carries the job as it is after the transition, and its args. Events are best effort and in-process: they observe
+committed state, and are lost with the process. What must survive a crash is a follow-up.
+
+Users see this module as `events` of their package, since `Completed` by itself is what a handler returns:
+
+    match event:
+        case awa.events.Completed(duration=duration): ...
+        case awa.events.Exhausted(error=error): ...
 """
 
 from __future__ import annotations

@@ -1,0 +1,137 @@
+"""What happened to an attempt, as hooks and follow-up functions are told it: the event, and the job as it is afterwards.
+
+Both are made of what the machine has in hand anyway, so neither reads the database.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
+from typing import Final, assert_never
+
+from awa_proto.events import AnyEvent, Cancelled, Completed, Exhausted, Retried, Started, WaitingForCallback
+from awa_proto.job import Attempt, JobRow, JobState
+from awa_proto.outcome import Ending, Outcome
+from awa_proto.store import Ended
+from awa_proto.worker.events import Happened, Output
+
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+_FINALIZES: Final = frozenset({JobState.COMPLETED, JobState.RETRYABLE, JobState.FAILED, JobState.CANCELLED})
+_WAITS: Final = frozenset({JobState.RETRYABLE, JobState.SCHEDULED})
+_CANCELLED: Final = "cancelled: "
+
+
+class Hooked:
+    """Puts in the stream what happens to jobs of the kinds that have hooks.
+
+    kinds: those, as they are now; whoever has an attempt of another kind asks no further, so that it costs nothing.
+    """
+
+    __slots__ = ("_out", "kinds")
+
+    def __init__(self, kinds: Collection[str], out: deque[Output]) -> None:
+        self._out = out
+        self.kinds = kinds
+
+    def starts(self, attempt: Attempt, at: datetime, deadline: float | None) -> None:
+        """Its handler is about to run; arguments as `started`."""
+        self._out.append(Happened(started(attempt, at, deadline)))
+
+    def ended(self, ended: Ended) -> None:
+        """It ended, and that is committed."""
+        event = event_of(ended)
+        if event is not None:
+            self._out.append(Happened(event))
+
+
+def job_after(ended: Ended, *, with_output: bool = False) -> JobRow:
+    """The job after the transition of an attempt that ended.
+
+    with_output: as events carry it; follow-up functions get the row without.
+    """
+    attempt, transition = ended.attempt, ended.transition
+    to, at, is_dead = transition.to, transition.at, transition.dead_letter is not None
+    return JobRow(
+        attempt.id,
+        attempt.kind,
+        attempt.queue,
+        attempt.args,
+        to,
+        attempt.priority,
+        transition.attempt,
+        attempt.run_lease,
+        attempt.max_attempts,
+        attempt.run_at if transition.run_at is None or to not in _WAITS else transition.run_at,
+        attempt.created_at,
+        attempted_at=claimed_at(attempt, at),
+        finalized_at=at if to in _FINALIZES else None,
+        extra_json=ended.extra or attempt.extra,
+        output_json=ended.output if with_output and to is JobState.COMPLETED else None,
+        dlq_reason=str(transition.dead_letter) if is_dead else None,
+        dlq_at=at if is_dead else None,
+    )
+
+
+def claimed_at(attempt: Attempt, at: datetime) -> datetime:
+    """When an attempt was claimed, by the database's clock: its run_lease says so, in microseconds.
+
+    at: now, in database time; the answer when the lease had to run ahead of the clock, or is no time at all.
+    """
+    try:
+        found = _EPOCH + timedelta(microseconds=attempt.run_lease)
+    except OverflowError:
+        return at
+    return found if attempt.created_at <= found <= at else at
+
+
+def started(attempt: Attempt, at: datetime, deadline: float | None) -> Started[None]:
+    """The handler of a claimed attempt is about to run.
+
+    at: now, in database time. deadline: seconds the attempt may take, or None.
+    """
+    claimed = claimed_at(attempt, at)
+    job = JobRow(
+        attempt.id,
+        attempt.kind,
+        attempt.queue,
+        attempt.args,
+        JobState.RUNNING,
+        attempt.priority,
+        attempt.attempt,
+        attempt.run_lease,
+        attempt.max_attempts,
+        attempt.run_at,
+        attempt.created_at,
+        attempted_at=claimed,
+        deadline_at=None if deadline is None else claimed + timedelta(seconds=deadline),
+        extra_json=attempt.extra,
+    )
+    return Started(job, None)
+
+
+def event_of(ended: Ended) -> AnyEvent | None:
+    """The event of an attempt that ended, still without its args; None where the outcome is none."""
+    transition = ended.transition
+    outcome = transition.outcome
+    if outcome is None:
+        return None
+    job = job_after(ended, with_output=True)
+    error = "" if transition.entry is None else str(transition.entry["error"])
+    match outcome:
+        case Outcome.COMPLETED:
+            return Completed(job, None, timedelta(seconds=ended.took))
+        case Outcome.RETRIED:
+            assert transition.run_at is not None
+            asked = transition.ending is Ending.RETRY_AFTER
+            return Retried(job, None, "" if asked else error, ended.attempt.attempt, transition.run_at)
+        case Outcome.EXHAUSTED:
+            return Exhausted(job, None, error, ended.attempt.attempt)
+        case Outcome.CANCELLED:
+            return Cancelled(job, None, error.removeprefix(_CANCELLED))
+        case Outcome.WAITING_FOR_CALLBACK:
+            return WaitingForCallback(job, None)
+        case Outcome.RESCUED:
+            return None  # upkeep's to tell, which knows the reason
+        case _:
+            assert_never(outcome)
