@@ -251,6 +251,7 @@ class Worker:
             event = JobEnded(start.attempt, Raised(error))
         else:
             event = JobEnded(start.attempt, NOTHING if value is None else Returned(value))
+        job.seal()
         del self._running[fence]
         self._put(event)
 
@@ -262,6 +263,7 @@ class Worker:
             ended = Returned(self._context.copy().run(start.task.handler, job))
         except BaseException as error:  # noqa: BLE001  as in _run_job
             ended = Raised(error)
+        job.seal()
         try:
             self._event_loop.call_soon_threadsafe(self._ended_plain, JobEnded(start.attempt, ended))
         except RuntimeError:

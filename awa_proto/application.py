@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from awa_proto import args
 from awa_proto.errors import ConfigurationError, ValidationError
+from awa_proto.followup import FollowUps
 from awa_proto.operations import Operations
 from awa_proto.options import flag, positive_seconds, text, whole
 from awa_proto.outcome import Seconds, seconds
@@ -98,7 +99,13 @@ class Application:
 
     def machine(self, config: WorkerConfig) -> WorkerMachine:
         """A worker without I/O, not started."""
-        return WorkerMachine(store=self.store, tasks=self.registry.tasks, config=config, random=self._random)
+        return WorkerMachine(
+            store=self.store,
+            tasks=self.registry.tasks,
+            config=config,
+            random=self._random,
+            follow_ups=FollowUps(self.registry.follow_ups, self.operations.intake),
+        )
 
 
 def _registries(tasks: object) -> list[Registry]:

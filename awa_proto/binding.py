@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, get_args, get_type_hints, overload
 
-from awa_proto.operations import Operations
 from awa_proto.plan import Op
 
 P = ParamSpec("P")
@@ -24,8 +23,8 @@ class Performs(Protocol):
     """Whatever carries out Ops and waits for them."""
 
     @property
-    def operations(self) -> Operations[Any]:
-        """The calls it offers."""
+    def operations(self) -> Any:
+        """What makes the Ops of its calls."""
         ...
 
     def perform(self, op: Op[T], /) -> T:
@@ -42,7 +41,7 @@ class Method(Protocol[P, T_co]):
     def __get__(self, client: Performs, owner: type[object] | None = None, /) -> Callable[P, T_co]: ...
 
 
-def bind(operation: Callable[Concatenate[Operations[Any], P], Op[T]]) -> Method[P, T]:
+def bind(operation: Callable[Concatenate[Any, P], Op[T]]) -> Method[P, T]:
     """The method that makes the Op of an operation and performs it."""
 
     @wraps(operation)
@@ -58,5 +57,6 @@ def shown(method: Callable[..., Any], operation: Callable[..., Any]) -> Callable
     signature = inspect.signature(operation).replace(return_annotation=result)
     vars(method)["__signature__"] = signature
     method.__annotations__ = {**operation.__annotations__, "return": result}
-    method.__qualname__ = f"Client.{operation.__name__}"
+    owner = operation.__qualname__.partition(".")[0].removesuffix("Operations") or "Client"
+    method.__qualname__ = f"{owner}.{operation.__name__}"
     return method

@@ -5,14 +5,32 @@ One is made for every attempt, so it holds what the claim brought and decodes th
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
 from awa_proto import extra
-from awa_proto.job import Attempt
-from awa_proto.worker.events import Reason
+from awa_proto.args import JobArgs
+from awa_proto.errors import OutputError, StagingError
+from awa_proto.operations import Operations
+from awa_proto.options import EnqueueRequest, InsertOpts
+from awa_proto.outcome import describe
+from awa_proto.plan import Op
+from awa_proto.recording import Recording
+from awa_proto.worker.events import Reason, StartJob
+
+
+class HasOperations(Protocol):
+    """What a job needs of its client."""
+
+    @property
+    def operations(self) -> Operations[Any]:
+        """The client's calls as Ops."""
+        ...
+
 
 A_co = TypeVar("A_co", covariant=True)
 C_co = TypeVar("C_co", covariant=True)
@@ -21,22 +39,24 @@ C_co = TypeVar("C_co", covariant=True)
 class JobBase(Generic[A_co, C_co]):
     """The attempt a handler works on. Its args and its client are typed; nothing of it can be set.
 
-    Made by a worker, of the claimed attempt, its decoded args, and the client whose handler it is.
+    Made by a worker, of what it starts and the client whose handler it is.
     """
 
-    __slots__ = ("_args", "_attempt", "_cancelled", "_client", "_extra")
+    __slots__ = ("_attempt", "_cancelled", "_client", "_extra", "_is_sealed", "_start")
 
-    def __init__(self, attempt: Attempt, args: A_co, client: C_co) -> None:
-        self._attempt = attempt
-        self._args = args
+    def __init__(self, start: StartJob, client: C_co) -> None:
+        self._start = start
+        self._attempt = start.attempt
         self._client = client
         self._cancelled: Reason | None = None
         self._extra: dict[str, Any] | None = None
+        self._is_sealed = False
 
     @property
     def args(self) -> A_co:
         """What the job is told, as the type its handler was registered with."""
-        return self._args
+        args: A_co = self._start.args
+        return args
 
     @property
     def client(self) -> C_co:
@@ -102,9 +122,107 @@ class JobBase(Generic[A_co, C_co]):
 
     @property
     def errors(self) -> list[dict[str, Any]]:
-        """One entry for each failed attempt before, oldest first; see `JobRow.errors`."""
+        """One entry for each failed attempt before, oldest first, without outputs; see `JobRow.errors`."""
         found: list[dict[str, Any]] = self._decoded().setdefault("errors", [])
         return found
+
+    @property
+    def progress(self) -> dict[str, Any] | None:
+        """What this attempt said of itself, or else the one before it: `{"percent": …, "message": …, "metadata": {…}}`."""
+        recording = self._start.recordings.get(self._fence)
+        if recording is not None and recording.progress is not None:
+            return dict(recording.progress)
+        found: dict[str, Any] | None = self._decoded().get("progress")
+        return found
+
+    def set_progress(self, percent: int, message: str | None = None) -> None:
+        """Say how far the job is. It is written with the next heartbeat, with the attempt's end, or by `flush_progress`.
+
+        Kept across retries, snoozes and failures; cleared by completion. After the handler has returned, nothing happens.
+
+        Args:
+            percent: 0 to 100.
+            message: A text for people.
+
+        Raises:
+            ValidationError: Naming the limit; all of the progress may have 64 KiB.
+        """
+        if not self._is_sealed:
+            self._recording().set_progress(percent, message)
+
+    def update_metadata(self, changes: Mapping[str, Any], /) -> None:
+        """Merge keys into the metadata of the progress, a checkpoint for the next attempt; written like `set_progress`.
+
+        Args:
+            changes: A JSON object; its keys replace those of the same name.
+
+        Raises:
+            ValidationError: It is no JSON object, or the progress would have more than 64 KiB.
+        """
+        if not self._is_sealed:
+            self._recording().update_metadata(changes)
+
+    def set_output(self, value: object, /) -> None:
+        """Record the output of this attempt: a small JSON value for people and tools to inspect; the last one counts.
+
+        If the attempt completes it becomes the job's output; if it fails it is kept in that attempt's entry in `errors`.
+
+        Args:
+            value: At most 4 KiB as compact JSON. Pydantic models are dumped in JSON mode, dataclasses and tuples are
+                converted; None clears.
+
+        Raises:
+            OutputError: `.Invalid`, `.TooLarge`, or `.Sealed` after the handler has returned. What was recorded before is
+                cleared. Uncaught, it fails the attempt for good.
+        """
+        if self._is_sealed:
+            raise OutputError.Sealed("the handler has returned, so the output is what it is")
+        if value is None:
+            self.clear_output()
+        else:
+            self._recording().record_output(value, self._start.task.output_type)
+
+    @property
+    def output(self) -> Any:
+        """What has been recorded so far, as JSON says it; None for nothing."""
+        recording = self._start.recordings.get(self._fence)
+        return None if recording is None or recording.output is None else json.loads(recording.output)
+
+    def clear_output(self) -> None:
+        """Remove what has been recorded. Raises OutputError.Sealed after the handler has returned."""
+        if self._is_sealed:
+            raise OutputError.Sealed("the handler has returned, so the output is what it is")
+        if self._fence in self._start.recordings:
+            self._recording().output = None
+
+    def enqueue_on_completion(self, args: JobArgs | EnqueueRequest, /, **options: Unpack[InsertOpts]) -> None:
+        """Stage a follow-up: it exists if and only if this attempt completes, in the same statement as the completion.
+
+        Every other ending discards it. Workers are told of it like of any insert.
+
+        Args:
+            args: As `Client.insert` takes them.
+            options: Those of `Client.insert`.
+
+        Raises:
+            StagingError: `.Invalid` for what an insert would refuse, `.TooMany` above 16 follow-ups, `.TooLarge` above 64 KiB
+                of them, `.Sealed` after the handler has returned. Even caught, it fails the attempt for good.
+        """
+        if self._is_sealed:
+            raise StagingError.Sealed("the handler has returned; what it staged is decided")
+        recording = self._recording()
+        try:
+            new, size = cast("HasOperations", self._client).operations.intake.staged(args, options)
+        except Exception as error:
+            raise recording.refuse(
+                StagingError.Invalid(f"the follow-up cannot be staged: {describe(error)}")
+            ) from error
+        recording.stage(new, size)
+
+    @property
+    def operations(self) -> JobOperations:
+        """The calls of this job as Ops."""
+        return JobOperations(self)
 
     def is_cancelled(self) -> bool:
         """Whether the handler is asked to stop: the job was cancelled, its deadline passed, or the worker stops."""
@@ -114,11 +232,46 @@ class JobBase(Generic[A_co, C_co]):
         """Let `is_cancelled()` be true from now on. Called by the worker; any thread may."""
         self._cancelled = reason
 
+    def seal(self) -> None:
+        """Take nothing more: the handler has returned. Called by the worker, in whatever thread the handler ran."""
+        self._is_sealed = True
+
     @override
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.kind!r} attempt {self.attempt} of {self.max_attempts}>"
 
+    @property
+    def _fence(self) -> tuple[int, int]:
+        return self._attempt.id, self._attempt.run_lease
+
+    def _recording(self) -> Recording:
+        """What this attempt records, from now on."""
+        recordings = self._start.recordings
+        found = recordings.get(self._fence)
+        if found is None:
+            found = recordings.setdefault(self._fence, Recording(self._attempt, self._decoded().get("progress")))
+        return found
+
     def _decoded(self) -> dict[str, Any]:
         if self._extra is None:
             self._extra = extra.decode(self._attempt.extra)
+            for entry in self._extra.get("errors", ()):
+                entry.pop("output", None)
         return self._extra
+
+
+class JobOperations:
+    """The calls of a job that its handler makes, as Ops."""
+
+    def __init__(self, job: JobBase[Any, Any]) -> None:
+        self._job = job
+
+    def flush_progress(self) -> Op[bool]:
+        """Write what `set_progress` and `update_metadata` said, now. Whether this attempt still is the job's.
+
+        Raises:
+            DatabaseError: Nothing was written, or the outcome is unknown.
+        """
+        job = self._job
+        operations: Operations[Any] = job.client.operations
+        return operations.flush_progress(job._attempt, job._start.recordings.get(job._fence))  # noqa: SLF001  its own

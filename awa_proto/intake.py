@@ -33,6 +33,15 @@ class Intake:
         checked = Options.of(options)
         return self._maker(checked)(args), checked.notify
 
+    def staged(self, args: JobArgs | EnqueueRequest, options: InsertOpts) -> tuple[NewJob, int]:
+        """A follow-up, and how many bytes of its kind, queue, args, metadata, tags and ordering key there are."""
+        if isinstance(args, EnqueueRequest):
+            return self.staged(args.args, _together(options, args.options))
+        job, _ = self.one(args, options)
+        key = options.get("ordering_key") or ""
+        texts = (job.kind, job.queue, job.args, job.extra or "")
+        return job, sum(len(text.encode()) for text in texts) + len(key if isinstance(key, bytes) else key.encode())
+
     def many(self, jobs: Iterable[JobArgs | EnqueueRequest], options: InsertOpts) -> tuple[list[NewJob], bool]:
         """The jobs of a batch, and whether workers are to be told. A ValidationError names the job: `jobs[3].args`."""
         common = Options.of(options)

@@ -15,12 +15,14 @@ from typing import Any, Final, Generic, NoReturn, TypeVar, assert_never
 from awa_proto import schema as schema_
 from awa_proto.args import JobArgs
 from awa_proto.errors import DatabaseError, JobNotFound, ValidationError
+from awa_proto.extra import compact
 from awa_proto.intake import Intake
-from awa_proto.job import JobRow, JobState, StateName
+from awa_proto.job import Attempt, JobRow, JobState, StateName
 from awa_proto.options import EnqueueRequest, InsertOpts, Options, name, text, whole
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Plan
-from awa_proto.store import Cancelled, JobFilter, QueueStat, Store
+from awa_proto.recording import Recording
+from awa_proto.store import Cancelled, JobFilter, Progress, QueueStat, Store
 from awa_proto.task import Task
 
 C = TypeVar("C")
@@ -42,7 +44,7 @@ class Operations(Generic[C]):
 
     def __init__(self, store: Store, tasks: Mapping[str, Task], schema: str) -> None:
         self._store = store
-        self._intake = Intake(tasks)
+        self.intake = Intake(tasks)
         self._schema = schema
 
     # enqueue
@@ -90,7 +92,7 @@ class Operations(Generic[C]):
             "deadline_duration": deadline_duration, "metadata": metadata, "tags": tags, "ordering_key": ordering_key,
             "notify": notify,
         }  # fmt: skip
-        job, wake = self._intake.one(args, options)
+        job, wake = self.intake.one(args, options)
         return _then(self._store.insert([job], notify=wake), lambda rows: rows[0]).on(using)
 
     def insert_many(
@@ -124,7 +126,7 @@ class Operations(Generic[C]):
             "deadline_duration": deadline_duration, "metadata": metadata, "tags": tags, "ordering_key": ordering_key,
             "notify": notify,
         }  # fmt: skip
-        new, wake = self._intake.many(jobs, options)
+        new, wake = self.intake.many(jobs, options)
         return self._store.insert(new, notify=wake).on(using)
 
     def enqueue_many(
@@ -156,12 +158,26 @@ class Operations(Generic[C]):
             "deadline_duration": deadline_duration, "metadata": metadata, "tags": tags, "ordering_key": ordering_key,
             "notify": notify,
         }  # fmt: skip
-        given = self._intake.listed(jobs)
+        given = self.intake.listed(jobs)
         if given and run_at is None and not any(isinstance(job, EnqueueRequest) for job in given):
             checked = Options.of(options)
-            return self._store.copy(self._intake.on_the_way(given, checked), notify=checked.notify)
-        new, wake = self._intake.many(given, options)
+            return self._store.copy(self.intake.on_the_way(given, checked), notify=checked.notify)
+        new, wake = self.intake.many(given, options)
         return self._store.copy(new, notify=wake)
+
+    # what a handler says of its attempt
+
+    def flush_progress(self, attempt: Attempt, recording: Recording | None) -> Op[bool]:
+        """Write the progress of a running attempt now. Whether the attempt still is the job's newest, and runs."""
+        if recording is None or recording.progress is None:
+            return Op("record_progress", lambda: _return(True))
+        progress = recording.progress
+
+        def written(kept: list[int]) -> bool:
+            recording.flushed(progress)
+            return attempt.id in kept
+
+        return _then(self._store.record_progress([Progress(attempt, compact(progress))]), written)
 
     # single jobs
 
@@ -318,6 +334,11 @@ def _then(op: Op[T], change: Callable[[T], U]) -> Op[U]:
         return change((yield from op.start()))
 
     return _as(op, plan)
+
+
+def _return(value: T) -> Plan[T]:
+    yield from ()
+    return value
 
 
 def _moving(id: int) -> NoReturn:

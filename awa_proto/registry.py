@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 
 from awa_proto.args import build, decoder, kind_of
 from awa_proto.errors import ValidationError
-from awa_proto.options import name
+from awa_proto.followup import FollowUp, Registered
+from awa_proto.options import kind_among, name
+from awa_proto.outcome import Outcome
 from awa_proto.task import Task
 
 H = TypeVar("H", bound=Callable[..., Any])
@@ -28,12 +30,34 @@ class Registry:
     def __init__(self, *, takes_coroutines: bool = True) -> None:
         self._takes_coroutines = takes_coroutines
         self._tasks: dict[str, Task] = {}
+        self._follow_ups: dict[str, dict[Outcome, tuple[FollowUp, ...]]] = {}
         self._included_by: list[Registry] = []
 
     @property
     def tasks(self) -> Mapping[str, Task]:
         """The registered tasks by their kind, as they are now and as they become."""
         return MappingProxyType(self._tasks)
+
+    @property
+    def follow_ups(self) -> Registered:
+        """The registered follow-ups by kind and outcome, as they are now and as they become."""
+        return MappingProxyType(self._follow_ups)
+
+    def kind_for(self, args_type: type[Any]) -> str:
+        """What a class is registered for here, when that is one kind; else the kind of the class itself.
+
+        Raises ValidationError for what is no class, and for a class with tasks of several kinds.
+        """
+        if not isinstance(args_type, type):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValidationError("args_type", f"a class or a kind is needed, not {type(args_type).__name__}")
+        return kind_among(args_type, self._tasks)
+
+    def add_follow_up(self, follow_up: FollowUp) -> None:
+        """Register a follow-up here, and in every registry that includes this one."""
+        of_kind = self._follow_ups.setdefault(follow_up.kind, {})
+        of_kind[follow_up.outcome] = (*of_kind.get(follow_up.outcome, ()), follow_up)
+        for registry in self._included_by:
+            registry.add_follow_up(follow_up)
 
     def add(self, task: Task) -> None:
         """Register a task here, and in every registry that includes this one.
@@ -53,6 +77,10 @@ class Registry:
             self.check(task)
         for task in other.tasks.values():
             self.add(task)
+        for of_kind in other.follow_ups.values():
+            for follow_ups in of_kind.values():
+                for each in follow_ups:
+                    self.add_follow_up(each)
         other.inform(self)
 
     def inform(self, registry: Registry) -> None:
@@ -68,7 +96,7 @@ class Registry:
             build(task.args_type)
 
     def task(
-        self, args_type: type[Any] | None, /, *, kind: str | None = None, queue: str | None = None
+        self, args_type: type[Any] | None, /, *, kind: str | None = None, queue: str | None = None, output: Any = None
     ) -> Callable[[H], H]:
         """The decorator that registers a handler; see `task` of each package."""
         if args_type is not None and not isinstance(args_type, type):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -81,7 +109,9 @@ class Registry:
         served = None if queue is None else name("queue", queue)
 
         def register(handler: H) -> H:
-            self.add(Task(named, handler, decoder(args_type), _is_coroutine_function(handler), served, args_type))
+            self.add(
+                Task(named, handler, decoder(args_type), _is_coroutine_function(handler), served, args_type, output)
+            )
             return handler
 
         return register

@@ -13,7 +13,7 @@ class Task:
 
     handler: called with the package's Job. is_async: a coroutine function; a plain function runs in a thread on the
     async drivers. decode: args from their JSON text; raises SerializationError. queue: where jobs of the kind go when an
-    insert names no queue.
+    insert names no queue. output_type: what the handler records as its output, when it says so.
     """
 
     kind: str
@@ -22,3 +22,4 @@ class Task:
     is_async: bool
     queue: str | None = None
     args_type: type[Any] | None = None
+    output_type: Any = None

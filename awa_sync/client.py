@@ -211,7 +211,7 @@ class Client(Tasks):
         return run(self.worker(queues, poll_interval=poll_interval, grace=grace, unknown_kinds=unknown_kinds))
 
     def _job_maker(self) -> Callable[[StartJob], Job[Any]]:
-        return lambda start: Job(start.attempt, start.args, self)
+        return lambda start: Job(start, self)
 
     def _database(self) -> Database:
         """The database, made by whichever thread needs it first."""

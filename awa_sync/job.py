@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from awa_proto.handler import JobBase
+from awa_proto.binding import bind
+from awa_proto.handler import JobBase, JobOperations
+from awa_proto.plan import Op
 
 if TYPE_CHECKING:
     from awa_sync.client import Client  # noqa: F401  named in a base class below
 
 A_co = TypeVar("A_co", covariant=True)
+T = TypeVar("T")
 
 
 class Job(JobBase[A_co, "Client"]):
     """What a handler gets, in its thread: the attempt, its args, and the client."""
 
     __slots__ = ()
+
+    def perform(self, op: Op[T], /) -> T:
+        """The result of an Op, as the client performs it."""
+        return self._client.perform(op)
+
+    flush_progress = bind(JobOperations.flush_progress)
 
 
 BlockingJob = Job

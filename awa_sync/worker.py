@@ -263,6 +263,7 @@ class Worker:
             event = JobEnded(start.attempt, Raised(error))
         else:
             event = JobEnded(start.attempt, NOTHING if value is None else Returned(value))
+        job.seal()
         self._inbox.put(event)
 
     def _open(self, name: Lane) -> "_Lane":

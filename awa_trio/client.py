@@ -218,8 +218,8 @@ class Client(Tasks):
 
         def new_job(start: StartJob) -> Job[Any] | BlockingJob[Any]:
             if start.task.is_async:
-                return Job(start.attempt, start.args, self)
-            return BlockingJob(start.attempt, start.args, blocking)
+                return Job(start, self)
+            return BlockingJob(start, blocking)
 
         return new_job
 

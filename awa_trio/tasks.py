@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar, overload
 
+from awa_proto.followup import RegistersFollowUps
 from awa_proto.outcome import Result
 from awa_proto.registry import Registry
 from awa_trio.job import BlockingJob, Job
@@ -24,7 +25,7 @@ class RegisterTask(Protocol[A]):
     def __call__(self, handler: Callable[[BlockingJob[A]], R], /) -> Callable[[BlockingJob[A]], R]: ...
 
 
-class Tasks:
+class Tasks(RegistersFollowUps):
     """The tasks of one module or application, without a client: `Client(dsn, tasks=[tasks])` takes them.
 
     Tasks that are added after that count too.
@@ -34,11 +35,19 @@ class Tasks:
         self.registry = Registry()
 
     @overload
-    def task(self, args_type: type[A], /, *, kind: str | None = None, queue: str | None = None) -> RegisterTask[A]: ...
-    @overload
-    def task(self, /, *, kind: str, queue: str | None = None) -> RegisterTask[dict[str, Any]]: ...
     def task(
-        self, args_type: type[Any] | None = None, /, *, kind: str | None = None, queue: str | None = None
+        self, args_type: type[A], /, *, kind: str | None = None, queue: str | None = None, output: Any = None
+    ) -> RegisterTask[A]: ...
+    @overload
+    def task(self, /, *, kind: str, queue: str | None = None, output: Any = None) -> RegisterTask[dict[str, Any]]: ...
+    def task(
+        self,
+        args_type: type[Any] | None = None,
+        /,
+        *,
+        kind: str | None = None,
+        queue: str | None = None,
+        output: Any = None,
     ) -> RegisterTask[Any]:
         """Register the handler of a kind of jobs, as a decorator.
 
@@ -51,8 +60,9 @@ class Tasks:
             kind: Instead of the one of the class: its `kind: ClassVar[str]`, or its name in snake case. Clients that know
                 this task enqueue the class as this kind; a process without it has to say `kind=` itself.
             queue: Where jobs of this kind go when an insert names no queue.
+            output: The type its handlers record as their output; `job.set_output` refuses instances of another class.
 
         Raises:
             ValidationError: The kind has a handler already, or the handler cannot be called with a job.
         """
-        return self.registry.task(args_type, kind=kind, queue=queue)
+        return self.registry.task(args_type, kind=kind, queue=queue, output=output)

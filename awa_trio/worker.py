@@ -276,6 +276,7 @@ class Worker:
                 event = JobEnded(start.attempt, Raised(error))
             else:
                 event = JobEnded(start.attempt, NOTHING if value is None else Returned(value))
+            job.seal()
             del self._running[fence]
             self._put(event)
 
@@ -289,7 +290,10 @@ class Worker:
 
     def _run_plain(self, start: StartJob, job: RunningJob) -> object:
         """A plain handler, in a thread."""
-        return self._context.copy().run(start.task.handler, job)
+        try:
+            return self._context.copy().run(start.task.handler, job)
+        finally:
+            job.seal()
 
     def _deliver(self, start: StartJob, outcome: Outcome[object]) -> None:
         """In the thread of a plain handler that has ended."""

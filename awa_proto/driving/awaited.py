@@ -10,7 +10,6 @@ from functools import wraps
 from typing import Any, Concatenate, Never, ParamSpec, Protocol, TypeVar, cast, overload
 
 from awa_proto.binding import shown
-from awa_proto.operations import Operations
 from awa_proto.plan import Op
 
 P = ParamSpec("P")
@@ -22,8 +21,8 @@ class Performs(Protocol):
     """Whatever can carry out Ops: a client, a transaction."""
 
     @property
-    def operations(self) -> Operations[Any]:
-        """The calls it offers."""
+    def operations(self) -> Any:
+        """What makes the Ops of its calls."""
         ...
 
     async def perform(self, op: Op[T], /) -> T:
@@ -44,7 +43,7 @@ class Method(Protocol[P, T_co]):
     ) -> Callable[P, Coroutine[object, Never, T_co]]: ...
 
 
-def bind(operation: Callable[Concatenate[Operations[Any], P], Op[T]]) -> Method[P, T]:
+def bind(operation: Callable[Concatenate[Any, P], Op[T]]) -> Method[P, T]:
     """The method that makes the Op of an operation and performs it."""
 
     @wraps(operation)

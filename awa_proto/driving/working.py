@@ -30,6 +30,10 @@ _log = logging.getLogger("awa")
 class RunningJob(Protocol):
     """What the worker needs of the job that a handler gets."""
 
+    def seal(self) -> None:
+        """Let it record nothing more: its handler has ended. In the handler's own thread or task."""
+        ...
+
     def mark_cancelled(self, reason: Reason) -> None:
         """Let `is_cancelled()` be true from now on; may come from another thread than the handler's."""
         ...

@@ -114,7 +114,8 @@ class Ended(NamedTuple):
 
     progress: JSON text the attempt recorded. output: JSON text that becomes the job's output, of a completed attempt.
     follow_ups: jobs that exist if and only if this is accepted; of those with a unique key only such as find it free.
-    took: seconds the handler ran, for hooks; a store writes it nowhere.
+    flushed: the attempt had its progress written while it ran. took: seconds the handler ran, for hooks; a store writes it
+    nowhere.
     """
 
     attempt: Attempt
@@ -122,6 +123,7 @@ class Ended(NamedTuple):
     progress: str | None = None
     output: str | None = None
     follow_ups: tuple[NewJob, ...] = ()
+    flushed: bool = False
     took: float = 0.0
 
     @property
@@ -139,6 +141,19 @@ class Verdict(StrEnum):
     """Somebody else ended it; nothing was written."""
     AGAIN = "again"
     """Another closer was faster with the same claim; nothing was written, send it again."""
+
+
+class Verdicts(list[Verdict]):
+    """The verdicts of a flush, in the order given. inserted: how many follow-ups exist by it now and did not before."""
+
+    inserted: int = 0
+
+
+class Progress(NamedTuple):
+    """What a running attempt says of itself, as JSON text, to be kept before it ends."""
+
+    attempt: Attempt
+    progress: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +227,12 @@ class WorkerInfo:
 
 
 class Store(Protocol):
-    """The Ops of one engine. Every one is right at every isolation level a role may default to."""
+    """The Ops of one engine. Every one is right at every isolation level a role may default to.
+
+    keeps_outputs: whether outputs of completed attempts are stored; else they are dropped.
+    """
+
+    keeps_outputs: bool
 
     # enqueue
     def insert(self, jobs: Sequence[NewJob], *, notify: bool = True) -> Op[list[JobRow]]:
@@ -245,7 +265,11 @@ class Store(Protocol):
         """
         ...
 
-    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[list[Verdict]]:
+    def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
+        """Keep what running attempts say of themselves. The ids of the jobs whose attempts still were what they were."""
+        ...
+
+    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
         """End attempts, one statement per kind of outcome. Verdicts come in the order given.
 
         flush: a random number below 2**62, the same when the same flush is sent again after an unknown outcome.

@@ -29,12 +29,14 @@ from awa_proto.store import (
     Ended,
     JobFilter,
     NewJob,
+    Progress,
     Promoted,
     QueueSettings,
     QueueStat,
     Registration,
     Ring,
     Verdict,
+    Verdicts,
     WorkerInfo,
 )
 
@@ -74,6 +76,10 @@ class _Job:
     attempted_at: datetime | None = None
     deadline_at: datetime | None = None
     finalized_at: datetime | None = None
+    output: str | None = None
+    recorded: str | None = None
+    dlq_reason: str | None = None
+    dlq_at: datetime | None = None
     claim: tuple[int, int] | None = None
 
 
@@ -115,6 +121,8 @@ class MemoryStore:
     shares: a store whose tables this one uses too. notified: what the listening connection of this one's worker calls
     with the payload of a notification (None: all queues); without it nothing is heard.
     """
+
+    keeps_outputs = True
 
     def __init__(
         self,
@@ -289,9 +297,16 @@ class MemoryStore:
             )
         return attempts
 
-    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[list[Verdict]]:
+    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
         """End attempts, each at most once."""
-        return _op("finalize", lambda: [self._end(e, flush) for e in ended], safe_to_retry=True)
+
+        def act() -> Verdicts:
+            before = len(self._tables.jobs)
+            verdicts = Verdicts(self._end(e, flush) for e in ended)
+            verdicts.inserted = len(self._tables.jobs) - before
+            return verdicts
+
+        return _op("finalize", act, safe_to_retry=True)
 
     def _end(self, ended: Ended, flush: int) -> Verdict:
         attempt, transition = ended.attempt, ended.transition
@@ -304,13 +319,34 @@ class MemoryStore:
         claim.closed[attempt.idx] = flush
         job = self._tables.jobs[claim.jobs[attempt.idx]]
         job.attempt = transition.attempt
+        job.recorded = None  # the worker knew it, and says it itself
         job.extra = ended.extra or job.extra
+        if transition.dead_letter is not None:
+            job.dlq_reason, job.dlq_at = transition.dead_letter, transition.at
+        if transition.to is JobState.COMPLETED:
+            job.output = ended.output
         if transition.run_at is not None and transition.to is not JobState.AVAILABLE:
             job.run_at = transition.run_at
         self._move_to(job, transition.to, transition.at)
         if transition.to is JobState.AVAILABLE:
             self._wake({job.queue})
+        if ended.follow_ups:
+            self._insert(ended.follow_ups, notify=True)
         return Verdict.ACCEPTED
+
+    def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
+        """Keep what running attempts say of themselves, each if it still is what it was."""
+
+        def act() -> list[int]:
+            kept: list[int] = []
+            for attempt, progress in records:
+                job = self._tables.jobs[attempt.id]
+                if job.state is JobState.RUNNING and job.run_lease == attempt.run_lease:
+                    job.recorded = progress
+                    kept.append(job.id)
+            return kept
+
+        return _op("record_progress", act, safe_to_retry=True)
 
     def replan(self) -> Op[None]:
         """There are no plans."""
@@ -343,7 +379,11 @@ class MemoryStore:
 
         def act() -> JobRow | None:
             job = self._tables.jobs.get(id)
-            return None if job is None else self._row(job)
+            if job is None:
+                return None
+            row = self._row(job)
+            row.output_json = job.output
+            return row
 
         return _op("get_job", act, safe_to_retry=True)
 
@@ -369,6 +409,8 @@ class MemoryStore:
                 assert job.claim is not None
                 claim_id, idx = job.claim
                 self._tables.claims[claim_id].closed[idx] = _BY_A_PERSON
+                job.extra = extras.after_attempt(job.extra, None, job.recorded) or job.extra
+                job.recorded = None
                 self._move_to(job, JobState.CANCELLED, self._clock())
                 self._tell(f"!{job.id}:{job.run_lease}")
                 return Cancelled.RUNNING
@@ -520,7 +562,9 @@ class MemoryStore:
             attempted_at=job.attempted_at,
             deadline_at=job.deadline_at,
             finalized_at=job.finalized_at,
-            extra_json=job.extra,
+            extra_json=extras.after_attempt(job.extra, None, job.recorded) or job.extra,
+            dlq_reason=job.dlq_reason,
+            dlq_at=job.dlq_at,
         )
 
 

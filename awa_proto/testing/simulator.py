@@ -24,7 +24,7 @@ from awa_proto.extra import encode
 from awa_proto.job import JobRow
 from awa_proto.outcome import Cancel, Completed, Raised, RetryAfter, Returned, Snooze
 from awa_proto.plan import Op
-from awa_proto.store import Cancelled, Ended, NewJob, Verdict
+from awa_proto.store import Cancelled, Ended, NewJob, Verdicts
 from awa_proto.store.memory import MemoryStore
 from awa_proto.task import Task
 from awa_proto.testing.accounts import Accounts, Broken
@@ -43,7 +43,7 @@ class BookedStore(MemoryStore):
     flush: tuple[Sequence[Ended], int] = ((), 0)
 
     @override
-    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[list[Verdict]]:
+    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
         self.flush = ended, flush
         return super().finalize(ended, flush)
 

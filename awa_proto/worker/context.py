@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from awa_proto.errors import DatabaseError
+from awa_proto.followup import FollowUps
 from awa_proto.store import Store
 from awa_proto.worker.clock import DatabaseClock
 from awa_proto.worker.config import WorkerConfig
 from awa_proto.worker.happened import Hooked
 from awa_proto.worker.lanes import Lanes
 from awa_proto.worker.report import Report
+from awa_proto.worker.tally import Tally
 from awa_proto.worker.timers import Timers
 
 
@@ -19,7 +21,8 @@ from awa_proto.worker.timers import Timers
 class Context:
     """Shared by the components of one worker.
 
-    random: floats in [0, 1), the only source of chance. last_error: the newest failure, for health.
+    random: floats in [0, 1), the only source of chance. follow_ups: those registered for the kinds of this worker.
+    tally: what is counted. last_error: the newest failure, for health.
     """
 
     store: Store
@@ -30,4 +33,6 @@ class Context:
     report: Report
     clock: DatabaseClock
     hooked: Hooked
+    follow_ups: FollowUps
+    tally: Tally
     last_error: DatabaseError | None = None

@@ -287,7 +287,7 @@ class Dispatcher:
             running.start(attempt, queue, now)
             if kinds and attempt.kind in kinds:
                 hooked.starts(attempt, self._context.clock.at(now), limit(attempt, queue.config.deadline))
-            self._out.append(StartJob(attempt, task, args))
+            self._out.append(StartJob(attempt, task, args, running.recordings))
         queue.moved_at = now
         self._watch_buffers(now)
 

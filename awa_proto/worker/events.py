@@ -7,7 +7,7 @@ None, then waits again. `now` is a monotonic clock in seconds. Outputs are never
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from awa_proto.events import AnyEvent
 from awa_proto.job import Attempt
 from awa_proto.outcome import Raised, Returned
 from awa_proto.plan import Op
+from awa_proto.recording import Recording
 from awa_proto.task import Task
 
 
@@ -121,11 +122,15 @@ class RunOp:
 
 @dataclass(frozen=True, slots=True)
 class StartJob:
-    """Run the handler of `task` with a Job over `attempt` and the decoded `args`; a JobEnded follows."""
+    """Run the handler of `task` with a Job over `attempt` and the decoded `args`; a JobEnded follows.
+
+    recordings: where the Job puts what its handler records beside its result, by (id, run_lease).
+    """
 
     attempt: Attempt
     task: Task
     args: Any
+    recordings: dict[tuple[int, int], Recording] = field(default_factory=dict[tuple[int, int], Recording])
 
 
 class Reason(StrEnum):

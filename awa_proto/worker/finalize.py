@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from awa_proto.errors import DatabaseError, Failure, TerminalError
+from awa_proto.errors import DatabaseError, Failure
 from awa_proto.job import Attempt, JobState
-from awa_proto.outcome import Ending, Raised, Returned, Transition, clean, conclude
-from awa_proto.store import Ended, Verdict
+from awa_proto.outcome import Ending, Outcome, Raised, Returned, Transition, clean, conclude
+from awa_proto.recording import Recording
+from awa_proto.store import Ended, Verdict, Verdicts
 from awa_proto.worker.backoff import Backoff
 from awa_proto.worker.context import Context
+from awa_proto.worker.endings import Endings, ResultRefused
 from awa_proto.worker.events import Lane
 from awa_proto.worker.report import ERROR, WARNING
 from awa_proto.worker.timers import Timer
@@ -39,10 +41,6 @@ _MOST_STUCK = 32
 _REFUSALS = frozenset({Failure.REFUSED, Failure.UNIQUE_VIOLATION})
 _PASSING = frozenset({Failure.TRANSIENT, Failure.TIMED_OUT, Failure.BUSY})
 _HELD = frozenset({Failure.BUSY, Failure.TIMED_OUT})
-
-
-class ResultRefused(TerminalError):
-    """The database refused to store how an attempt ended."""
 
 
 @dataclass(slots=True)
@@ -66,11 +64,12 @@ class Finalizer:
     unwritten: how many. retry_due: the earliest run_at that was written since somebody took note of it.
     """
 
-    __slots__ = ("_backoff", "_completed", "_completed_at", "_context", "_hold", "_pending", "_sent", "_stuck",
+    __slots__ = ("_backoff", "_completed", "_completed_at", "_context", "_endings", "_hold", "_pending", "_sent", "_stuck",
                  "_took_stuck", "retry_due", "unwritten")  # fmt: skip
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._endings = Endings(context)
         self._pending: list[Ended] = []
         self._stuck: list[Batch] = []
         self._sent: Batch | None = None
@@ -82,33 +81,34 @@ class Finalizer:
         self.unwritten = 0
         self.retry_due: datetime | None = None
 
-    def add(self, attempt: Attempt, ended: Returned | Raised | Ending, now: float, took: float = 0.0) -> None:
-        """An attempt ended; its result waits for the next flush. took: seconds its handler ran."""
-        at = self._context.clock.at(now)
-        if type(ended) is Returned and ended.value is None:
-            # The most frequent ending by far. Attempts that complete at the same moment share one transition.
-            if at is not self._completed_at:
-                self._completed.clear()
-                self._completed_at = at
-            transition = self._completed.get(attempt.attempt)
-            if transition is None:
-                transition = self._completed[attempt.attempt] = conclude(attempt, ended, at, self._context.random)
-        else:
-            transition = self._conclude(attempt, ended, at, now)
-        self._pending.append(Ended(attempt, transition, None, None, (), took))
-        self.unwritten += 1
+    def add(
+        self,
+        attempt: Attempt,
+        ended: Returned | Raised | Ending,
+        now: float,
+        recording: Recording | None = None,
+        took: float = 0.0,
+    ) -> None:
+        """An attempt ended; its result waits for the next flush.
 
-    def _conclude(self, attempt: Attempt, ended: Returned | Raised | Ending, at: datetime, now: float) -> Transition:
-        """What a handler returned or raised is a stranger's object; whatever it does here must not stop the worker."""
-        try:
-            return conclude(attempt, ended, at, self._context.random)
-        except Exception as error:  # noqa: BLE001
-            self._context.report.warn(
-                now, "ending unreadable", "how a handler ended could not be read; its job fails",
-                job=attempt.id, kind=attempt.kind, error=type(error).__name__,
-            )  # fmt: skip
-            reason = ResultRefused(f"how the handler ended could not be read ({type(error).__name__})")
-            return conclude(attempt, Raised(reason), at, self._context.random)
+        recording: what it recorded. took: seconds its handler ran.
+        """
+        at = self._context.clock.at(now)
+        self.unwritten += 1
+        if recording is not None or type(ended) is not Returned or ended.value is not None:
+            self._pending.append(self._endings.of(attempt, ended, at, now, recording, took))
+            return
+        # The most frequent ending by far. Attempts that complete at the same moment share one transition.
+        if at is not self._completed_at:
+            self._completed.clear()
+            self._completed_at = at
+        transition = self._completed.get(attempt.attempt)
+        if transition is None:
+            transition = self._completed[attempt.attempt] = conclude(attempt, ended, at, self._context.random)
+        completed = Ended(attempt, transition, None, None, (), False, took)
+        if self._context.follow_ups.wants(attempt.kind, Outcome.COMPLETED):
+            completed = self._endings.followed(completed, at, now)
+        self._pending.append(completed)
 
     def settle(self, now: float) -> None:
         """Send what can be sent."""
@@ -155,7 +155,7 @@ class Finalizer:
         assert batch is not None
         return batch
 
-    def _done(self, verdicts: Sequence[Verdict], now: float) -> None:
+    def _done(self, verdicts: Verdicts, now: float) -> None:
         batch = self._take_sent()
         self._backoff.reset()
         self._context.report.recovered("flush failed", "results are written again")
@@ -163,6 +163,7 @@ class Finalizer:
         stale: list[int] = []
         hooked = self._context.hooked
         kinds = hooked.kinds
+        wanted = 0
         for ended, verdict in zip(batch.ended, verdicts, strict=True):
             if verdict is Verdict.ACCEPTED:
                 run_at = ended.transition.run_at
@@ -172,11 +173,16 @@ class Finalizer:
                     self._tell(ended, now)
                 if kinds and ended.attempt.kind in kinds:
                     hooked.ended(ended)
+                if ended.output is not None or ended.transition.entry is not None:
+                    self._endings.written(ended, now)
+                wanted += len(ended.follow_ups)
             elif verdict is Verdict.AGAIN:
                 again.append(ended)
             else:
                 stale.append(ended.attempt.id)
         self.unwritten -= len(batch.ended) - len(again)
+        if wanted:
+            self._endings.followed_up(wanted, verdicts.inserted)
         if stale:
             self._context.report.warn(
                 now, "stale result", "attempts were ended by somebody else; their results were not written", jobs=stale
@@ -251,9 +257,9 @@ class Finalizer:
             job=attempt.id, kind=attempt.kind, error=str(error),
         )  # fmt: skip
         reason = ResultRefused(clean(f"the result could not be written: {error}"))
-        transition = conclude(attempt, Raised(reason), self._context.clock.at(now), self._context.random)
+        failed = self._endings.refused(ended[0], reason, self._context.clock.at(now))
         # Another content is another flush: what an earlier sending may have written stays, and this one is then stale.
-        instead = self._batch([Ended(attempt, transition)])
+        instead = self._batch([failed])
         instead.replaced = True
         instead.due = now
         self._stuck.insert(0, instead)

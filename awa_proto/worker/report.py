@@ -37,10 +37,10 @@ class Report:
         """Say it, however often."""
         self._out.append(Emit(level, key, message, fields))
 
-    def warn(self, now: float, key: str, message: str, **fields: Any) -> bool:
-        """Say it as a warning, unless the same key was said a moment ago. Whether it was said."""
+    def warn(self, now: float, key: str, message: str, *, quiet: float = QUIET, **fields: Any) -> bool:
+        """Say it as a warning, unless the same key was said `quiet` seconds ago or less. Whether it was said."""
         told = self._told.get(key)
-        if told is not None and now - told < QUIET:
+        if told is not None and now - told < quiet:
             self._held[key] = self._held.get(key, 0) + 1
             return False
         self._told[key] = now

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from awa_proto.job import Attempt
 from awa_proto.outcome import Ending
+from awa_proto.recording import Recording
 from awa_proto.worker.deadlines import Deadlines, Fence, limit
 from awa_proto.worker.events import JobEnded
 from awa_proto.worker.finalize import Finalizer
@@ -23,15 +24,19 @@ from awa_proto.worker.served import ServedQueue
 
 
 class Running:
-    """Slots in use. Results go to the finalizer; deadlines are kept for buffered attempts too."""
+    """Slots in use. Results go to the finalizer; deadlines are kept for buffered attempts too.
 
-    __slots__ = ("_ended", "_finalizer", "_is_releasing", "_started", "_with_deadline", "deadlines")
+    recordings: what handlers that run have recorded, of the few that do.
+    """
+
+    __slots__ = ("_ended", "_finalizer", "_is_releasing", "_started", "_with_deadline", "deadlines", "recordings")
 
     def __init__(self, finalizer: Finalizer) -> None:
         self._finalizer = finalizer
         self._started: dict[Fence, tuple[Attempt, ServedQueue, float]] = {}
         self._ended: set[Fence] = set()
         self._is_releasing = False
+        self.recordings: dict[Fence, Recording] = {}
         self.deadlines = Deadlines()
         self._with_deadline = self.deadlines.attempts
 
@@ -66,14 +71,16 @@ class Running:
         if started is None:
             return False
         attempt, queue, since = started
+        took = now - since
         queue.running -= 1
-        queue.measured(now - since)
+        queue.measured(took)
         if self._with_deadline:
             self.deadlines.forget(attempt)
+        recording = self.recordings.pop(fence, None) if self.recordings else None
         if fence in self._ended:
             self._ended.discard(fence)
         else:
-            self._finalizer.add(attempt, Ending.RELEASED if self._is_releasing else event.ended, now, now - since)
+            self._finalizer.add(attempt, Ending.RELEASED if self._is_releasing else event.ended, now, recording, took)
         return True
 
     def overdue(self, attempt: Attempt, now: float) -> bool:
@@ -82,7 +89,7 @@ class Running:
         if fence not in self._started or fence in self._ended:
             return False
         self._ended.add(fence)
-        self._finalizer.add(attempt, Ending.DEADLINE, now)
+        self._finalizer.add(attempt, Ending.DEADLINE, now, self.recordings.get(fence))
         return True
 
     def cancelled(self, fence: Fence) -> Attempt | None:

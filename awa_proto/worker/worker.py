@@ -35,6 +35,8 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from awa_proto.errors import DatabaseError
+from awa_proto.followup import FollowUps
+from awa_proto.intake import Intake
 from awa_proto.job import Attempt
 from awa_proto.store import Registration, Store
 from awa_proto.task import Task
@@ -64,6 +66,7 @@ from awa_proto.worker.report import DEBUG, Report
 from awa_proto.worker.running import Running
 from awa_proto.worker.served import ServedQueue
 from awa_proto.worker.survey import Surveyor
+from awa_proto.worker.tally import Tally
 from awa_proto.worker.timers import Timer, Timers
 
 
@@ -82,7 +85,7 @@ class WorkerMachine:
 
     __slots__ = (
         "_context", "_dispatcher", "_drain", "_finalizer", "_lanes", "_lifecycle", "_listener", "_out", "_promoter",
-        "_queues", "_report", "_running", "_surveyor", "_timers",
+        "_queues", "_report", "_running", "_surveyor", "_tally", "_timers",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +96,7 @@ class WorkerMachine:
         config: WorkerConfig,
         random: Callable[[], float],
         hooked: Collection[str] = (),
+        follow_ups: FollowUps | None = None,
     ) -> None:
         """A worker that has not started.
 
@@ -102,14 +106,17 @@ class WorkerMachine:
             config: Queues and intervals.
             random: Floats in [0, 1): jitter, back-off, flush numbers.
             hooked: The kinds that have hooks, as they are now and as they become.
+            follow_ups: Makes those that are registered.
         """
         self._out: deque[Output] = deque()
         self._lanes = Lanes(self._out, store.replan)
         self._timers = Timers()
         self._report = Report(self._out)
+        self._tally = Tally()
         self._context = Context(
-            store, config, random, self._lanes, self._timers, self._report, DatabaseClock(), Hooked(hooked, self._out)
-        )
+            store, config, random, self._lanes, self._timers, self._report, DatabaseClock(), Hooked(hooked, self._out),
+            follow_ups or FollowUps({}, Intake(tasks)), self._tally,
+        )  # fmt: skip
         self._queues = {
             name: ServedQueue(name, queue, config.poll_interval, random) for name, queue in config.queues.items()
         }
@@ -196,6 +203,11 @@ class WorkerMachine:
     def unwritten(self) -> int:
         """Results that are not in the database yet."""
         return self._finalizer.unwritten
+
+    @property
+    def tally(self) -> Tally:
+        """What it has counted."""
+        return self._tally
 
     @property
     def is_listening(self) -> bool:

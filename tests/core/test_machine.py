@@ -11,7 +11,7 @@ from awa_proto.errors import DatabaseError, SchemaNotMigrated
 from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import Raised, Returned
 from awa_proto.plan import Op
-from awa_proto.store import Claimed, Demand, Ended, Promoted, Registration, Ring, Verdict
+from awa_proto.store import Claimed, Demand, Ended, Promoted, Registration, Ring, Verdict, Verdicts
 from awa_proto.store.memory import MemoryStore
 from awa_proto.task import Task
 from awa_proto.worker.bucket import TokenBucket
@@ -72,7 +72,7 @@ class Spy(MemoryStore):
         return super().claim(instance, ring, demands, advance=advance)
 
     @override
-    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[list[Verdict]]:
+    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
         self.flushes.append((ended, flush))
         return super().finalize(ended, flush)
 

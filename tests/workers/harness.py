@@ -80,7 +80,7 @@ class Job(JobBase[str, None]):
     """A job that says when its flag is set."""
 
     def __init__(self, start: StartJob) -> None:
-        super().__init__(start.attempt, start.args, None)
+        super().__init__(start, None)
         self.told = Signal()
 
     @override

@@ -55,7 +55,7 @@ def main() -> None:
             WorkerMachine(store=store, tasks=tasks, config=config, random=random.random),
             database,
             channel="awa",
-            new_job=lambda start: JobBase(start.attempt, start.args, None),
+            new_job=lambda start: JobBase(start, None),
             capacity=50,
         )
 

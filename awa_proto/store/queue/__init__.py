@@ -14,15 +14,28 @@ from awa_proto.store import (
     Ended,
     JobFilter,
     NewJob,
+    Progress,
     Promoted,
     QueueSettings,
     QueueStat,
     Registration,
     Ring,
-    Verdict,
+    Verdicts,
     WorkerInfo,
 )
-from awa_proto.store.queue import claim, close, enqueue, listening, people, promote, reads, segments, settings, workers
+from awa_proto.store.queue import (
+    attempts,
+    claim,
+    close,
+    enqueue,
+    listening,
+    people,
+    promote,
+    reads,
+    segments,
+    settings,
+    workers,
+)
 from awa_proto.store.queue.names import Names
 
 
@@ -32,6 +45,8 @@ class QueueStore:
     schema: its name. random: floats in [0, 1), for spreading batches over stripes.
     Raises ValidationError when PostgreSQL cannot have a schema of that name.
     """
+
+    keeps_outputs = True
 
     def __init__(self, schema: str = "awa", *, random: Callable[[], float]) -> None:
         self._names = Names(schema)
@@ -57,7 +72,10 @@ class QueueStore:
     def claim(self, instance: int, ring: Ring, demands: Sequence[Demand], *, advance: bool = False) -> Op[Claimed]:
         return claim.claim(self._names, instance, ring, demands, advance)
 
-    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[list[Verdict]]:
+    def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
+        return attempts.record_progress(self._names, records)
+
+    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
         return close.finalize(self._names, ended, flush)
 
     def promote(self, limit: int, since: datetime | None = None) -> Op[Promoted]:

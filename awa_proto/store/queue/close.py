@@ -13,11 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
+from typing import NamedTuple
 
 from awa_proto.job import JobState
+from awa_proto.output import MAX_BATCH_OUTPUT_BYTES
 from awa_proto.plan import Op, Plan, Rows, Statement, Value
-from awa_proto.store import Ended, Verdict
+from awa_proto.store import Ended, Verdict, Verdicts
 from awa_proto.store.queue.names import BODY, Names
+from awa_proto.store.queue.unique import won
 
 CODES = {state: code for code, state in enumerate(JobState)}
 """The number a state has in the database: its place in JobState."""
@@ -29,6 +32,7 @@ class _Into(Enum):
     NOWHERE = "closures"
     DEFERRED = "deferred"
     FAILED = "failed"
+    DLQ = "dlq"
     READY = "ready"
 
 
@@ -42,85 +46,181 @@ _TARGET = {
 }
 
 
-def _ended_jobs(n: Names, s: int) -> str:
+class Form(NamedTuple):
+    """What a closing statement does besides closing: each combination is a statement of its own.
+
+    outputs: completed attempts have outputs. following: there are follow-ups; keyed: some have a unique key.
+    forgets: attempts have rows of their own.
+    outside: the caller is not the worker of the attempts. It waits for locks as long as its transaction does, else 200 ms,
+    which would stay set in a caller's transaction; and it does not know what they recorded, so that is read.
+    """
+
+    into: _Into
+    outputs: bool = False
+    following: bool = False
+    keyed: bool = False
+    forgets: bool = False
+    outside: bool = False
+
+    @property
+    def name(self) -> str:
+        """The part of the statement's name that says which one it is."""
+        said = (name for name, yes in zip(self._fields[1:], self[1:], strict=True) if yes)
+        return ".".join([self.into.value, *said])
+
+
+def _ended_jobs(n: Names, s: int, form: Form) -> str:
     """The bodies of the attempts that were accepted now, beside what the caller says of each.
 
     The run_lease of the ready row is the one before this claim, `prior`; a lateral in index order finds it, since a join
     could become a scan of the whole table, planned while it was empty.
     """
+    reason, reasons = (", reason", ", $12::text[]") if form.into is _Into.DLQ else ("", "")
+    recorded = f"LEFT JOIN {n.s}.attempts a ON a.job_id = r.id AND a.run_lease = k.lease" if form.outside else ""
+    merged = "(coalesce(r.extra, '{}')::jsonb || jsonb_build_object('progress', a.progress::jsonb))::json"
+    kept = f"CASE WHEN a.progress IS NULL THEN r.extra ELSE {merged} END" if form.outside else "r.extra"
     return f"""
 accepted AS MATERIALIZED (
-  SELECT j.run_at AS due, j.attempt AS count, j.at, j.extra AS now_extra, k.lease, k.claimed_at, r.*
+  SELECT j.run_at AS due, j.attempt AS count, j.at, coalesce(j.extra::json, {kept}) AS then_extra, k.lease,
+         k.claimed_at{reason and ", j.reason"}, r.*
   FROM fresh f
   CROSS JOIN LATERAL unnest(f.idx) i
   JOIN known k ON k.claim_id = f.claim_id
-  JOIN unnest($6::bigint[], $7::smallint[], $8::smallint[], $9::timestamptz[], $10::timestamptz[], $11::text[])
-       j(claim_id, idx, attempt, run_at, at, extra) ON j.claim_id = f.claim_id AND j.idx = i
+  JOIN unnest($6::bigint[], $7::smallint[], $8::smallint[], $9::timestamptz[], $10::timestamptz[], $11::text[]{reasons})
+       j(claim_id, idx, attempt, run_at, at, extra{reason}) ON j.claim_id = f.claim_id AND j.idx = i
   CROSS JOIN LATERAL (
     SELECT * FROM {n.s}.ready_{s} r
     WHERE r.id = k.job_ids[i + 1] AND r.run_lease = coalesce(k.prior[i + 1], 0)
     ORDER BY r.id, r.run_lease LIMIT 1) r
+  {recorded}
 ),"""
 
 
-_BODY_OF_R = (
-    "priority, stripe, count, max_attempts, lease, {run_at}, created_at, queue, kind, args,"
-    " coalesce(now_extra::json, extra)"
-)
+def _body(run_at: str) -> str:
+    return f"priority, stripe, count, max_attempts, lease, {run_at}, created_at, queue, kind, args, then_extra"
 
 
-def _side(n: Names, s: int, into: _Into) -> str:
+def _side(n: Names, s: int, form: Form) -> str:
     """The CTEs of what the outcome does besides closing; `fresh` has what was accepted."""
-    match into:
+    match form.into:
         case _Into.NOWHERE:
             return ""
         case _Into.DEFERRED:
-            return f"""{_ended_jobs(n, s)}
+            retryable = CODES[JobState.RETRYABLE]
+            return f"""{_ended_jobs(n, s, form)}
 moved AS (
   INSERT INTO {n.s}.deferred (id, state, attempted_at, finalized_at, {BODY})
-  SELECT id, $5::smallint, claimed_at, CASE $5::smallint WHEN {CODES[JobState.RETRYABLE]} THEN at END,
-         {_BODY_OF_R.format(run_at="due")}
+  SELECT id, $5::smallint, claimed_at, CASE $5::smallint WHEN {retryable} THEN at END, {_body("due")}
   FROM accepted ORDER BY id
 ),"""
         case _Into.FAILED:
-            return f"""{_ended_jobs(n, s)}
+            return f"""{_ended_jobs(n, s, form)}
 moved AS (
   INSERT INTO {n.s}.failed (id, state, attempted_at, finalized_at, {BODY})
-  SELECT id, $5::smallint, claimed_at, at, {_BODY_OF_R.format(run_at="run_at")} FROM accepted ORDER BY id
+  SELECT id, $5::smallint, claimed_at, at, {_body("run_at")} FROM accepted ORDER BY id
+),"""
+        case _Into.DLQ:
+            return f"""{_ended_jobs(n, s, form)}
+moved AS (
+  INSERT INTO {n.s}.dlq (id, state, attempted_at, finalized_at, dlq_at, dlq_reason, {BODY})
+  SELECT id, $5::smallint, claimed_at, at, at, reason, {_body("run_at")} FROM accepted ORDER BY id
 ),"""
         case _Into.READY:
-            return f"""{_ended_jobs(n, s)}
+            return f"""{_ended_jobs(n, s, form)}
 moved AS (
   INSERT INTO {n.s}.ready (seg, id, {BODY})
-  SELECT {n.open_segment}, id, {_BODY_OF_R.format(run_at="run_at")} FROM accepted ORDER BY id
+  SELECT {n.open_segment}, id, {_body("run_at")} FROM accepted ORDER BY id
   RETURNING queue
 ),"""
 
 
-@lru_cache(maxsize=256)
-def sql(n: Names, s: int, into: _Into, patient: bool = False) -> str:
-    """patient: wait for locks as long as the transaction does. Else 200 ms, which would stay set in a caller's transaction.
+def _follow_ups(n: Names, first: int, keyed: bool) -> str:
+    """The CTEs that insert the follow-ups of what was accepted; their parameters begin at `first`, see `_columns`."""
+    types = "bigint smallint text text text smallint smallint timestamptz text bigint".split()  # noqa: SIM905
+    types += ["bytea", "int"] if keyed else []
+    arrays = ", ".join(f"${first + i}::{sort}[]" for i, sort in enumerate(types))
+    due = "(j.run_at IS NULL OR j.run_at <= now())"
+    keys = "key, states, " if keyed else ""
+    mine = "(j.key IS NULL OR j.id IN (SELECT id FROM won))" if keyed else "true"
+    return f"""
+job AS MATERIALIZED (
+  SELECT nextval({n.text("job_id")}) AS id, j.*,
+         coalesce(mod(coalesce(j.ordering, $4::bigint) & 9223372036854775807, q.stripes), 0)::smallint AS stripe
+  FROM fresh f
+  JOIN unnest({arrays}) WITH ORDINALITY
+       j(claim_id, idx, kind, queue, args, priority, max_attempts, run_at, extra, ordering, {keys}ord)
+    ON j.claim_id = f.claim_id AND j.idx = ANY (f.idx)
+  LEFT JOIN LATERAL (SELECT stripes FROM {n.s}.queues q WHERE q.queue = j.queue AND q.stripes > 1) q ON true
+  ORDER BY j.ord
+),{won(n, "job") + "," if keyed else ""}
+later AS (
+  INSERT INTO {n.s}.deferred (id, state, queue, priority, stripe, kind, args, attempt, max_attempts, run_lease,
+                              run_at, created_at, extra)
+  SELECT id, {CODES[JobState.SCHEDULED]}, queue, priority, stripe, kind, args::json, 0, max_attempts, 0, run_at, now(),
+         extra::json
+  FROM job j WHERE {mine} AND NOT {due}
+),
+runnable AS (
+  INSERT INTO {n.s}.ready (seg, id, queue, priority, stripe, kind, args, max_attempts, extra, run_at)
+  SELECT (SELECT {n.open_segment}), id, queue, priority, stripe, kind, args::json, max_attempts, extra::json,
+         coalesce(run_at, now())
+  FROM job j WHERE {mine} AND {due}
+  RETURNING queue
+),"""
 
-    $1 claim ids, $2 their leases, $3 the indexes that end, one array literal per claim, $4 flush, $5 the new state.
+
+def _columns(ended: Sequence[Ended], keyed: bool) -> tuple[Value, ...]:
+    """The parameters of the follow-ups."""
+    rows = [(e.attempt.claim_id, e.attempt.idx, *follow[:8]) for e in ended for follow in e.follow_ups]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    if keyed:
+        unique = [follow.unique for e in ended for follow in e.follow_ups]
+        columns += [[u and u.key for u in unique], [u and u.states for u in unique]]
+    return tuple(columns)
+
+
+@lru_cache(maxsize=1024)
+def sql(n: Names, s: int, form: Form) -> str:
+    """$1 claim ids, $2 their leases, $3 the indexes that end, one array literal per claim, $4 flush, $5 the new state.
 
     Except for completions also, per attempt: $6 claim id, $7 index, $8 the job's attempt count, $9 when it is due again,
-    $10 when it ended, $11 its new extra or NULL to keep what it had. Each claim at most once per call.
+    $10 when it ended, $11 its new extra or NULL to keep what it had, of dead letters $12 why. Of completions with outputs
+    $6, per claim: a JSON array of them, one for each index of $3 in ascending order. Then the columns of the follow-ups.
+    Each claim at most once per call.
 
     Returns a row per claim that exists: the indexes ended by this flush (now, or when it was sent before), and whether a
-    concurrent closer was faster, in which case nothing was written for that claim. An index that is in neither is stale.
+    concurrent closer was faster, in which case nothing was written for that claim; then how many follow-ups were inserted.
+    An index that is in neither is stale.
     """
-    woken = (
-        f", (SELECT count(w) FROM (SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM moved) q) w(w))"
-        if into is _Into.READY
-        else ""
-    )
+    wakes: list[str] = []
+    if form.into is _Into.READY:
+        wakes.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM moved) q")
+    if form.following:
+        soon = "j.run_at > now() AND j.run_at < now() + interval '5 s'"
+        wakes.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM runnable) q")
+        wakes.append(f"""SELECT {n.wake("queue", "''")} FROM (SELECT DISTINCT queue FROM job j WHERE {soon}) q""")
+    woken = f", (SELECT count(w) FROM (\n  {' UNION ALL '.join(wakes)}) w(w))" if wakes else ""
+    among = "j WHERE j.key IS NULL OR j.id IN (SELECT id FROM won)" if form.keyed else ""
+    inserted = f", (SELECT count(*) FROM job {among})" if form.following else ", 0"
+    first = 7 if form.outputs else 6 if form.into is _Into.NOWHERE else 12 + (form.into is _Into.DLQ)
+    follow = _follow_ups(n, first, form.keyed)
+    forgotten = f"""
+forgotten AS (
+  DELETE FROM {n.s}.attempts a USING fresh f JOIN known k USING (claim_id)
+  WHERE a.job_id = ANY (ARRAY(SELECT k.job_ids[i + 1] FROM unnest(f.idx) i)) AND a.run_lease = k.lease
+),"""
+    outputs = """,
+         CASE WHEN o.idx = o.wanted THEN o.outputs::json ELSE (
+           SELECT json_agg(o.outputs::json -> (array_position(o.wanted, i) - 1) ORDER BY i) FROM unnest(o.idx) i) END"""
     return f"""
 WITH wanted AS MATERIALIZED (
-  SELECT claim_id, lease, idx::smallint[] AS idx{"" if patient else ", set_config('lock_timeout', '200ms', true)"}
-  FROM unnest($1::bigint[], $2::bigint[], $3::text[]) w(claim_id, lease, idx)
+  SELECT claim_id, lease, idx::smallint[] AS idx{", outputs" if form.outputs else ""}
+         {"" if form.outside else ", set_config('lock_timeout', '200ms', true)"}
+  FROM unnest($1::bigint[], $2::bigint[], $3::text[]{", $6::text[]" if form.outputs else ""})
+       w(claim_id, lease, idx{", outputs" if form.outputs else ""})
 ),
 known AS MATERIALIZED (
-  SELECT w.claim_id, w.lease, w.idx, c.job_ids, c.prior, c.claimed_at, ended.idx AS ended, ended.mine, ended.next
+  SELECT w.*, c.job_ids, c.prior, c.claimed_at, ended.idx AS ended, ended.mine, ended.next
   FROM wanted w
   CROSS JOIN LATERAL (
     SELECT c.job_ids, c.prior, c.claimed_at FROM {n.s}.claims_{s} c
@@ -132,43 +232,58 @@ known AS MATERIALIZED (
     CROSS JOIN LATERAL unnest(k.idx) i) ended
 ),
 open AS MATERIALIZED (
-  SELECT claim_id, next, ARRAY(
+  SELECT claim_id, next{", outputs, idx AS wanted" if form.outputs else ""}, ARRAY(
     SELECT DISTINCT i FROM unnest(idx) i WHERE i <> ALL (ended) AND i BETWEEN 0 AND cardinality(job_ids) - 1 ORDER BY i) AS idx
   FROM known
 ),
 fresh AS (
-  INSERT INTO {n.s}.closures_{s} (seg, claim_id, n, flush, idx, outcome)
-  SELECT {s}, claim_id, next, $4::bigint, idx, $5::smallint FROM open WHERE cardinality(idx) > 0 ORDER BY claim_id
+  INSERT INTO {n.s}.closures_{s} (seg, claim_id, n, flush, idx, outcome{", outputs" if form.outputs else ""})
+  SELECT {s}, claim_id, next, $4::bigint, idx, $5::smallint{outputs if form.outputs else ""}
+  FROM open o WHERE cardinality(idx) > 0 ORDER BY claim_id
   ON CONFLICT (claim_id, n) DO NOTHING
   RETURNING claim_id, idx
-),{_side(n, s, into)}
+),{_side(n, s, form)}{follow if form.following else ""}{forgotten if form.forgets or form.outside else ""}
 verdict AS MATERIALIZED (
   SELECT k.claim_id, coalesce(f.idx, '{{}}') || ARRAY(SELECT i FROM unnest(k.idx) i WHERE i = ANY (k.mine)) AS ended,
          f.claim_id IS NULL AND cardinality(o.idx) > 0 AS again
   FROM known k JOIN open o USING (claim_id) LEFT JOIN fresh f USING (claim_id)
 )
-SELECT claim_id, ended, again{woken} FROM verdict"""
+SELECT claim_id, ended, again{inserted}{woken} FROM verdict"""
 
 
 def statement(
-    n: Names, s: int, to: JobState, ended: Sequence[Ended], flush: int, *, patient: bool = False
+    n: Names, s: int, to: JobState, ended: Sequence[Ended], flush: int, *, outside: bool = False
 ) -> Statement:
-    """One statement: attempts of one segment that go to one state."""
+    """One statement: attempts of one segment that go to one state, each claim's outputs within the bound of a row."""
+    ended = list({(e.attempt.claim_id, e.attempt.idx): e for e in ended}.values())
     into = _TARGET[to]
-    by_claim: dict[int, tuple[int, list[int]]] = {}
+    if into is _Into.FAILED and ended[0].transition.dead_letter is not None:
+        into = _Into.DLQ
+    form = Form(
+        into,
+        outputs=into is _Into.NOWHERE and any(e.output is not None for e in ended),
+        following=any(e.follow_ups for e in ended),
+        keyed=any(follow.unique for e in ended for follow in e.follow_ups),
+        forgets=any(e.flushed for e in ended),
+        outside=outside,
+    )
+    by_claim: dict[int, list[Ended]] = {}
     for e in ended:
-        a = e.attempt
-        by_claim.setdefault(a.claim_id, (a.run_lease, []))[1].append(a.idx)
+        by_claim.setdefault(e.attempt.claim_id, []).append(e)
     claims = sorted(by_claim)
+    if form.outputs:
+        for of_claim in by_claim.values():
+            of_claim.sort(key=lambda e: e.attempt.idx)
     params: tuple[Value, ...] = (
         claims,
-        [by_claim[c][0] for c in claims],
-        ["{" + ",".join(map(str, by_claim[c][1])) + "}" for c in claims],
+        [by_claim[c][0].attempt.run_lease for c in claims],
+        ["{" + ",".join([str(e.attempt.idx) for e in by_claim[c]]) + "}" for c in claims],
         flush,
         CODES[to],
     )
+    if form.outputs:
+        params += (["[" + ",".join([e.output or "null" for e in by_claim[c]]) + "]" for c in claims],)
     if into is not _Into.NOWHERE:
-        ended = list({(e.attempt.claim_id, e.attempt.idx): e for e in ended}.values())
         params += (
             [e.attempt.claim_id for e in ended],
             [e.attempt.idx for e in ended],
@@ -177,18 +292,20 @@ def statement(
             [e.transition.at for e in ended],
             [e.extra for e in ended],
         )
-    return Statement(f"close.{into.value}.{s}{'.patient' if patient else ''}", sql(n, s, into, patient), params)
+    if into is _Into.DLQ:
+        params += ([e.transition.dead_letter for e in ended],)
+    if form.following:
+        params += _columns(ended, form.keyed)
+    return Statement(f"close.{form.name}.{s}", sql(n, s, form), params)
 
 
-def finalize(n: Names, ended: Sequence[Ended], flush: int) -> Op[list[Verdict]]:
+def finalize(n: Names, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
     """End attempts. Groups by segment and new state; each group is a statement that commits by itself."""
-    groups: dict[tuple[int, JobState], list[int]] = {}
-    for position, e in enumerate(ended):
-        groups.setdefault((e.attempt.segment, e.transition.to), []).append(position)
+    groups = _groups(ended)
 
-    def plan() -> Plan[list[Verdict]]:
-        verdicts = [Verdict.STALE] * len(ended)
-        for (s, to), positions in sorted(groups.items(), key=_order):
+    def plan() -> Plan[Verdicts]:
+        verdicts = Verdicts([Verdict.STALE] * len(ended))
+        for (s, to, _, _), positions in groups:
             rows: Rows = yield statement(n, s, to, [ended[p] for p in positions], flush)
             answers = {row[0]: (frozenset(row[1]), row[2]) for row in rows}
             for p in positions:
@@ -199,12 +316,27 @@ def finalize(n: Names, ended: Sequence[Ended], flush: int) -> Op[list[Verdict]]:
                         verdicts[p] = Verdict.ACCEPTED
                     elif answer[1]:
                         verdicts[p] = Verdict.AGAIN
+            if rows:
+                verdicts.inserted += rows[0][3]
         return verdicts
 
     return Op("finalize", plan, safe_to_retry=True)
 
 
-def _order(group: tuple[tuple[int, JobState], list[int]]) -> tuple[int, int]:
-    """Segments ascending, then outcomes: the lock order of every finalize."""
-    (segment, to), _ = group
-    return segment, CODES[to]
+def _groups(ended: Sequence[Ended]) -> list[tuple[tuple[int, JobState, bool, int], list[int]]]:
+    """The positions of what each statement ends, in the lock order of every finalize: segments ascending, then outcomes.
+
+    Completions whose outputs would make the row of their claim too large go to a later statement, which adds a row.
+    """
+    groups: dict[tuple[int, JobState, bool, int], list[int]] = {}
+    filled: dict[tuple[int, int], tuple[int, int]] = {}  # of a claim: which row, and its bytes of outputs
+    for position, e in enumerate(ended):
+        row = 0
+        if e.output is not None and e.transition.to is JobState.COMPLETED:
+            claim, size = (e.attempt.segment, e.attempt.claim_id), len(e.output.encode())
+            row, held = filled.get(claim, (0, 0))
+            row, held = (row, held) if held + size <= MAX_BATCH_OUTPUT_BYTES else (row + 1, 0)
+            filled[claim] = row, held + size
+        group = e.attempt.segment, e.transition.to, e.transition.dead_letter is not None, row
+        groups.setdefault(group, []).append(position)
+    return sorted(groups.items(), key=lambda group: (group[0][0], CODES[group[0][1]], *group[0][2:]))

@@ -125,7 +125,7 @@ def cancel(n: Names, id: int, flush: int) -> Op[Cancelled]:
             rows = yield Statement(f"cancel.available.{s}", _take_sql(n, s, _into_failed(n)), (id,))
             return Cancelled.CANCELLED if rows and rows[0][0] == "taken" else Cancelled.AGAIN
         ended = [_ended(id, s, claim_id, idx, lease, attempt, now)]
-        rows = yield statement(n, s, JobState.CANCELLED, ended, flush, patient=True)
+        rows = yield statement(n, s, JobState.CANCELLED, ended, flush, outside=True)
         if not rows or idx not in rows[0][1]:
             return Cancelled.AGAIN
         yield Statement("cancel.tell", f"SELECT {n.notify('$1::text')}", (f"!{id}:{lease}",))

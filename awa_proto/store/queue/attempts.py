@@ -1,0 +1,57 @@
+"""What running attempts have kept for them before they end: rows of `attempts`, for the few that say something.
+
+A row belongs to the newest attempt of its job that said something. Whatever ends an attempt carries the progress on and
+deletes the row, in the same statement; a row left behind by a race matches no running attempt and is read by nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from awa_proto.plan import Op, Plan, Statement
+from awa_proto.store import Progress
+from awa_proto.store.queue.names import Names
+
+
+@lru_cache
+def _sql(n: Names, s: int) -> str:
+    """$1 claim ids, $2 leases, $3 indexes, $4 job ids, $5 progress."""
+    return f"""
+INSERT INTO {n.s}.attempts AS a (job_id, run_lease, progress)
+SELECT p.job_id, p.lease, p.progress::json
+FROM unnest($1::bigint[], $2::bigint[], $3::smallint[], $4::bigint[], $5::text[]) p(claim_id, lease, idx, job_id, progress)
+WHERE EXISTS (SELECT FROM {n.s}.claims_{s} c
+              WHERE c.claim_id = p.claim_id AND c.lease = p.lease AND c.job_ids[p.idx + 1] = p.job_id)
+  AND NOT EXISTS (SELECT FROM {n.s}.closures_{s} k WHERE k.claim_id = p.claim_id AND p.idx = ANY (k.idx))
+ORDER BY p.job_id
+ON CONFLICT (job_id) DO UPDATE SET run_lease = excluded.run_lease, progress = excluded.progress
+  WHERE a.run_lease <= excluded.run_lease
+RETURNING job_id"""
+
+
+def record_progress(n: Names, records: Sequence[Progress]) -> Op[list[int]]:
+    """Keep what running attempts say of themselves; a statement for each segment, fenced by attempt."""
+    by_segment: dict[int, dict[int, Progress]] = {}
+    for record in records:
+        by_segment.setdefault(record.attempt.segment, {})[record.attempt.id] = record
+
+    def plan() -> Plan[list[int]]:
+        kept: list[int] = []
+        for s, told in sorted(by_segment.items()):
+            attempts = [record.attempt for record in told.values()]
+            rows = yield Statement(
+                f"progress.{s}",
+                _sql(n, s),
+                (
+                    [attempt.claim_id for attempt in attempts],
+                    [attempt.run_lease for attempt in attempts],
+                    [attempt.idx for attempt in attempts],
+                    [attempt.id for attempt in attempts],
+                    [record.progress for record in told.values()],
+                ),
+            )
+            kept += [row[0] for row in rows]
+        return kept
+
+    return Op("record_progress", plan, safe_to_retry=True)

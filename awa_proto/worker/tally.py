@@ -1,0 +1,36 @@
+"""Tally: what a worker has counted, by the names of the metrics, for whoever shows them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+Labels: TypeAlias = tuple[tuple[str, str], ...]
+"""Attributes of a metric and their values, by name."""
+
+
+class Tally:
+    """Counts that only rise, and sums of sizes beside them.
+
+    counts: how often, by metric and attributes. sums: of the amounts that came with it, such as bytes.
+    """
+
+    __slots__ = ("counts", "sums")
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, Labels]] = Counter()
+        self.sums: Counter[tuple[str, Labels]] = Counter()
+
+    def count(self, metric: str, attributes: Mapping[str, str], times: int = 1, amount: int = 0) -> None:
+        """It happened so many times. amount: of what it is about, such as bytes."""
+        key = metric, tuple(sorted(attributes.items()))
+        self.counts[key] += times
+        if amount:
+            self.sums[key] += amount
+
+    def total(self, metric: str, attributes: Mapping[str, str] = MappingProxyType({})) -> int:
+        """How often it happened, over all attributes that are not named."""
+        wanted = {*attributes.items()}
+        return sum(times for (named, labels), times in self.counts.items() if named == metric and wanted <= set(labels))
