@@ -12,15 +12,18 @@ from awa_proto.errors import (
     DatabaseError,
     Failure,
     JobNotFound,
+    OutputError,
     SchemaNotMigrated,
     SerializationError,
+    StagingError,
     TerminalError,
+    UniqueConflict,
     UnknownJobKind,
     ValidationError,
 )
 from awa_proto.job import JobRow, JobState
 from awa_proto.options import EnqueueRequest, InsertOpts
-from awa_proto.outcome import Cancel, Completed, Result, RetryAfter, Snooze
+from awa_proto.outcome import Cancel, Completed, Result, RetryAfter, Snooze, WaitForCallback
 from awa_proto.store import QueueStat
 from awa_proto.worker.config import QueueConfig
 from awa_proto.worker.events import Stopped
@@ -39,6 +42,7 @@ __all__ = [
     "JobNotFound",
     "JobRow",
     "JobState",
+    "OutputError",
     "QueueConfig",
     "QueueStat",
     "Result",
@@ -46,8 +50,11 @@ __all__ = [
     "SchemaNotMigrated",
     "SerializationError",
     "Snooze",
+    "StagingError",
     "Stopped",
     "TerminalError",
+    "UniqueConflict",
     "UnknownJobKind",
     "ValidationError",
+    "WaitForCallback",
 ]

@@ -178,6 +178,8 @@ def every_result_is_known(result: awa.Result) -> str:
             return "later"
         case awa.Cancel(reason=reason):
             return reason
+        case awa.WaitForCallback(token=token):
+            return token
         case _:
             assert_never(result)
 
