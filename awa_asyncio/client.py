@@ -12,6 +12,7 @@ import random
 import socket
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
@@ -102,6 +103,7 @@ class Client(Tasks):
             max_size=max_size,
             dead_letters=dead_letters,
             random=random.random,
+            now=partial(datetime.now, UTC),
         )
         self._opened: PerLoop[asyncio.AbstractEventLoop, Database] = PerLoop(_has_ended)
         self._borrowing: dict[Driver, Database] = {}
@@ -149,6 +151,7 @@ class Client(Tasks):
     get_job = bind(ClientOps.get_job)
     list_jobs = bind(ClientOps.list_jobs)
     cancel = bind(ClientOps.cancel)
+    cancel_by_unique_key = bind(ClientOps.cancel_by_unique_key)
     retry = bind(ClientOps.retry)
     queue_stats = bind(ClientOps.queue_stats)
     pause_queue = bind(ClientOps.pause_queue)
@@ -289,6 +292,7 @@ class Transaction:
     insert = bind(TransactionOps.insert)
     insert_many = bind(TransactionOps.insert_many)
     cancel = bind(TransactionOps.cancel)
+    cancel_by_unique_key = bind(TransactionOps.cancel_by_unique_key)
 
     def _entered(self) -> Connection:
         if self._connection is None:

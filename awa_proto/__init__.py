@@ -25,6 +25,7 @@ from awa_proto.job import JobRow, JobState
 from awa_proto.options import EnqueueRequest, InsertOpts
 from awa_proto.outcome import Cancel, Completed, Result, RetryAfter, Snooze, WaitForCallback
 from awa_proto.store import QueueStat
+from awa_proto.unique import UniqueOpts
 from awa_proto.worker.config import QueueConfig
 from awa_proto.worker.events import Stopped
 
@@ -54,6 +55,7 @@ __all__ = [
     "Stopped",
     "TerminalError",
     "UniqueConflict",
+    "UniqueOpts",
     "UnknownJobKind",
     "ValidationError",
     "WaitForCallback",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from awa_proto import args
@@ -32,6 +33,7 @@ class Application:
     tasks: objects that hold a Registry, as Tasks of each package does. schema: where the store is.
     dsn, readable: the DSN, and what raises ConfigurationError when the adapter cannot read one.
     statement_timeout, max_size, dead_letters: as the clients say. random: floats in [0, 1), for everything that wants chance.
+    now: the time of the host.
 
     Raises ValidationError naming what is wrong, also when two registries have handlers for one kind.
     """
@@ -48,6 +50,7 @@ class Application:
         max_size: int,
         dead_letters: bool,
         random: Callable[[], float],
+        now: Callable[[], datetime],
     ) -> None:
         quoted(text("schema", schema))
         if dsn is not None:
@@ -62,7 +65,7 @@ class Application:
         self.registry = registry
         self.schema = schema
         self.store = QueueStore(schema, random=random)
-        self.operations: Operations[Any] = Operations(self.store, registry.tasks, schema)
+        self.operations: Operations[Any] = Operations(self.store, registry.tasks, schema, now)
         self._random = random
 
     def load(self) -> None:

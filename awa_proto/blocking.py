@@ -41,6 +41,7 @@ class BlockingClient:
     get_job = bind(Calls.get_job)
     list_jobs = bind(Calls.list_jobs)
     cancel = bind(Calls.cancel)
+    cancel_by_unique_key = bind(Calls.cancel_by_unique_key)
     retry = bind(Calls.retry)
     queue_stats = bind(Calls.queue_stats)
     pause_queue = bind(Calls.pause_queue)

@@ -52,14 +52,15 @@ class TerminalError(AwaError):
 
 
 class UniqueConflict(AwaError):
-    """A job with the same unique key exists already, in a state its key is kept for. Nothing was written.
+    """Another job has the same unique key, and is in a state that keeps this one out. Nothing was written.
 
-    job_id: that job's id. index: which job of a batch met it, or None.
+    job_id: that job's id; None when it is an earlier one of the same batch. index: which job of a batch met it, or None.
     """
 
-    def __init__(self, job_id: int, index: int | None = None) -> None:
+    def __init__(self, job_id: int | None, index: int | None = None) -> None:
         which = "" if index is None else f"jobs[{index}]: "
-        super().__init__(f"{which}job {job_id} has the same unique key")
+        other = "an earlier job of the batch" if job_id is None else f"job {job_id}"
+        super().__init__(f"{which}{other} has the same unique key")
         self.job_id = job_id
         self.index = index
 

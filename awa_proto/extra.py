@@ -1,7 +1,8 @@
 """What few jobs have, in one nullable column: `extra`, a JSON object kept as text and carried whole from table to table.
 
 Keys, each present only when not empty: `metadata` (object), `tags` (list of text), `errors` (list of entries),
-`progress` (object), `deadline` (seconds an attempt may run). A plain job has no extra at all, which keeps its row short.
+`progress` (object), `deadline` (seconds an attempt may run), `unique` (its key in hexadecimal, and its states as a mask). A
+plain job has no extra at all, which keeps its row short.
 """
 
 from __future__ import annotations
@@ -36,6 +37,20 @@ def encode(
 def decode(extra: str | None) -> dict[str, Any]:
     """The extra as an object; empty when there is none."""
     return json.loads(extra) if extra else {}
+
+
+def with_unique(extra: str | None, key: bytes, states: int) -> str:
+    """The extra of a new job that has a unique key."""
+    own = f'"unique":["{key.hex()}",{states}]'
+    return f"{extra[:-1]},{own}}}" if extra else f"{{{own}}}"
+
+
+def unique_of(extra: str | None) -> tuple[bytes, int] | None:
+    """The unique key of a job and its states as a mask."""
+    if extra is None or '"unique":[' not in extra:  # decoding is dearer
+        return None
+    found = decode(extra).get("unique")
+    return None if found is None else (bytes.fromhex(found[0]), found[1])
 
 
 def after_attempt(extra: str | None, entry: Mapping[str, Any] | None, progress: str | None) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from awa_proto.args import JobArgs, decoder
@@ -68,6 +68,11 @@ class FollowUps:
     def __init__(self, registered: Registered, intake: Intake) -> None:
         self._registered = registered
         self._intake = intake
+
+    @classmethod
+    def none(cls) -> FollowUps:
+        """Of an application that registers none, so that nothing is asked for a time."""
+        return cls({}, Intake({}, lambda: datetime.fromtimestamp(0, UTC)))
 
     def wants(self, kind: str, outcome: Outcome) -> bool:
         """Whether some function is registered for it."""

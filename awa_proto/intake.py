@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import cast
 
+from awa_proto import unique
 from awa_proto.args import JobArgs
 from awa_proto.errors import SerializationError, ValidationError
-from awa_proto.options import LARGE_ARGS_BYTES, EnqueueRequest, InsertOpts, Options
+from awa_proto.options import LARGE_ARGS_BYTES, EnqueueRequest, InsertOpts, Options, instant, name
+from awa_proto.outcome import Seconds
 from awa_proto.store import NewJob
 from awa_proto.task import Task
 
@@ -19,32 +22,38 @@ _log = logging.getLogger("awa")
 class Intake:
     """Makes jobs for one client.
 
-    tasks: the kinds it knows, as they are when a job is made.
+    tasks: the kinds it knows, as they are when a job is made. now: the time of the host, for periods of unique jobs.
     """
 
-    def __init__(self, tasks: Mapping[str, Task]) -> None:
+    def __init__(self, tasks: Mapping[str, Task], now: Callable[[], datetime]) -> None:
         self._tasks = tasks
+        self._now = now
         self._large: set[str] = set()
 
     def one(self, args: JobArgs | EnqueueRequest, options: InsertOpts) -> tuple[NewJob, bool]:
         """A job, and whether workers are to be told of it. Raises ValidationError."""
         if isinstance(args, EnqueueRequest):
             return self.one(args.args, _together(options, args.options))
-        checked = Options.of(options)
+        checked = self.checked(options)
         return self._maker(checked)(args), checked.notify
+
+    def checked(self, options: InsertOpts) -> Options:
+        """The options of a call. Raises ValidationError."""
+        return Options.of(options, self._now)
 
     def staged(self, args: JobArgs | EnqueueRequest, options: InsertOpts) -> tuple[NewJob, int]:
         """A follow-up, and how many bytes of its kind, queue, args, metadata, tags and ordering key there are."""
         if isinstance(args, EnqueueRequest):
             return self.staged(args.args, _together(options, args.options))
-        job, _ = self.one(args, options)
+        checked = self.checked(options)
+        job = self._maker(checked)(args)
         key = options.get("ordering_key") or ""
-        texts = (job.kind, job.queue, job.args, job.extra or "")
+        texts = (job.kind, job.queue, job.args, checked.extra or "")
         return job, sum(len(text.encode()) for text in texts) + len(key if isinstance(key, bytes) else key.encode())
 
     def many(self, jobs: Iterable[JobArgs | EnqueueRequest], options: InsertOpts) -> tuple[list[NewJob], bool]:
         """The jobs of a batch, and whether workers are to be told. A ValidationError names the job: `jobs[3].args`."""
-        common = Options.of(options)
+        common = self.checked(options)
         wake = False
         make = self._maker(common)
         new: list[NewJob] = []
@@ -59,6 +68,33 @@ class Intake:
             new.append(made)
             wake = wake or wants
         return new, wake
+
+    def key(
+        self,
+        *,
+        kind: str | None,
+        args: JobArgs | None,
+        queue: str | None,
+        by_period: Seconds | None,
+        at: datetime | None,
+    ) -> bytes:
+        """The unique key of a job of which this is given. Raises ValidationError."""
+        written = None
+        if args is not None:
+            job = self.checked({"kind": kind}).new_job(args, self._tasks)
+            kind, written = job.kind, job.args
+        elif kind is None:
+            raise ValidationError("kind", "is needed where there are no args to tell it")
+        due = instant("at", at)
+        if due is not None and by_period is None:
+            raise ValidationError("at", "has no meaning without by_period")
+        return unique.key(
+            name("kind", kind),
+            queue=None if queue is None else name("queue", queue),
+            args=written,
+            period=None if by_period is None else unique.period("by_period", by_period),
+            at=due or self._now(),
+        )
 
     def listed(self, jobs: Iterable[JobArgs | EnqueueRequest]) -> list[JobArgs | EnqueueRequest]:
         """What a batch consists of. Raises ValidationError when it is none."""

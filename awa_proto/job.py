@@ -48,6 +48,7 @@ class JobRow:
     run_lease: the fence of the newest attempt; rises with every claim, 0 before the first.
     args_json, extra_json, output_json: the texts that `args`, `errors`, `metadata`, `tags`, `progress` and `output` are decoded
     from. dlq_reason, dlq_at: why and when a failed job went to the dead letters, or None.
+    existed: whether an enqueue with on_conflict="skip" found the job instead of making it; False from reads.
     """
 
     id: int
@@ -68,6 +69,7 @@ class JobRow:
     output_json: str | None = None
     dlq_reason: str | None = None
     dlq_at: datetime | None = None
+    existed: bool = field(default=False, compare=False)
     _args: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
     _extra: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -104,6 +106,12 @@ class JobRow:
             return None
         found: dict[str, Any] | None = self._beside("progress", None)
         return found
+
+    @property
+    def unique_key(self) -> bytes | None:
+        """The 16 bytes that keep a second job like this one out, when it was enqueued with `unique_opts`."""
+        found: list[Any] = self._beside("unique", [])
+        return bytes.fromhex(found[0]) if found else None
 
     @property
     def output(self) -> Any:

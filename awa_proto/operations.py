@@ -10,24 +10,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Generic, NoReturn, TypeVar, assert_never
+from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar, assert_never
 
 from awa_proto import schema as schema_
 from awa_proto.args import JobArgs
-from awa_proto.errors import DatabaseError, JobNotFound, ValidationError
+from awa_proto.errors import DatabaseError, JobNotFound, UniqueConflict, ValidationError
 from awa_proto.extra import compact
 from awa_proto.intake import Intake
 from awa_proto.job import Attempt, JobRow, JobState, StateName
-from awa_proto.options import EnqueueRequest, InsertOpts, Options, name, text, whole
+from awa_proto.options import EnqueueRequest, InsertOpts, name, text, whole
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Plan
 from awa_proto.recording import Recording
 from awa_proto.store import Cancelled, JobFilter, Progress, QueueStat, Store
 from awa_proto.task import Task
+from awa_proto.unique import UniqueFields, UniqueOpts
 
 C = TypeVar("C")
 T = TypeVar("T")
 U = TypeVar("U")
+
+OnConflict: TypeAlias = Literal["raise", "skip"]
 
 MOST_LISTED: Final = 1000
 MOST_STRIPES: Final = 64
@@ -40,11 +43,12 @@ class Operations(Generic[C]):
     """The calls of a client whose jobs are in one store, generic over the connections that `using=` takes.
 
     tasks: the kinds the client knows, as they are when a job is enqueued. schema: where `migrate` creates the store.
+    now: the time of the host, for the periods of unique jobs.
     """
 
-    def __init__(self, store: Store, tasks: Mapping[str, Task], schema: str) -> None:
+    def __init__(self, store: Store, tasks: Mapping[str, Task], schema: str, now: Callable[[], datetime]) -> None:
         self._store = store
-        self.intake = Intake(tasks)
+        self.intake = Intake(tasks, now)
         self._schema = schema
 
     # enqueue
@@ -61,8 +65,10 @@ class Operations(Generic[C]):
         deadline_duration: Seconds | None = None,
         metadata: Mapping[str, Any] | None = None,
         tags: Sequence[str] | None = (),
+        unique_opts: UniqueOpts | UniqueFields | None = None,
         ordering_key: str | bytes | None = None,
         notify: bool | None = True,
+        on_conflict: OnConflict = "raise",
         using: C | None = None,
     ) -> Op[JobRow]:
         """Enqueue one job, and return it.
@@ -78,22 +84,28 @@ class Operations(Generic[C]):
             deadline_duration: Seconds (or a timedelta) an attempt may run; by default what the worker's queue says.
             metadata: A JSON object of at most 64 KiB; keys beginning with awa: or _awa_ are reserved.
             tags: At most 20.
+            unique_opts: What makes it the same as another job, of which there is then only one: UniqueOpts, or a mapping of
+                their fields; `{}` means its kind and args.
             ordering_key: Jobs of one key go to one stripe of a striped queue.
             notify: False lets sleeping workers find the job by polling, which is cheaper.
+            on_conflict: What to do when there is such a job already: "raise", or "skip", which returns that job, marked
+                `existed`. Either leaves your transaction as it was; one that has enqueued such a job makes others wait for it.
             using: A connection of your own: the job exists if and only if its open transaction commits; in none it is
                 refused.
 
         Raises:
             ValidationError: Before anything is sent, naming the field and its limit.
+            UniqueConflict: There is such a job; its id is `error.job_id`.
             DatabaseError: Nothing was written, or (`error.failure` says so) the outcome is unknown.
         """
         options: InsertOpts = {
             "kind": kind, "queue": queue, "priority": priority, "max_attempts": max_attempts, "run_at": run_at,
-            "deadline_duration": deadline_duration, "metadata": metadata, "tags": tags, "ordering_key": ordering_key,
-            "notify": notify,
+            "deadline_duration": deadline_duration, "metadata": metadata, "tags": tags, "unique_opts": unique_opts,
+            "ordering_key": ordering_key, "notify": notify,
         }  # fmt: skip
+        skip = _skips(on_conflict)
         job, wake = self.intake.one(args, options)
-        return _then(self._store.insert([job], notify=wake), lambda rows: rows[0]).on(using)
+        return _only(self._store.insert([job], notify=wake, skip=skip)).on(using)
 
     def insert_many(
         self,
@@ -107,27 +119,32 @@ class Operations(Generic[C]):
         deadline_duration: Seconds | None = None,
         metadata: Mapping[str, Any] | None = None,
         tags: Sequence[str] | None = (),
+        unique_opts: UniqueOpts | UniqueFields | None = None,
         ordering_key: str | bytes | None = None,
         notify: bool | None = True,
+        on_conflict: OnConflict = "raise",
         using: C | None = None,
     ) -> Op[list[JobRow]]:
         """Enqueue many jobs in one statement, all or none, and return them in the order given.
 
         `jobs` are args as `insert` takes them, or EnqueueRequests with options of their own. The options given here are
         those of `insert`, for all jobs that do not say otherwise (None says nothing); workers are told when any of the jobs
-        wants it.
+        wants it. on_conflict="skip" enqueues the jobs that are not there already, of several alike the first, and returns in
+        the place of each other one the job that is there.
 
         Raises:
             ValidationError: Before anything is sent, naming the job (`jobs[3].args`) and the limit.
+            UniqueConflict: One of them is there already, or twice among them: `error.index` says which. None is enqueued.
             DatabaseError: As `insert`.
         """
         options: InsertOpts = {
             "kind": kind, "queue": queue, "priority": priority, "max_attempts": max_attempts, "run_at": run_at,
-            "deadline_duration": deadline_duration, "metadata": metadata, "tags": tags, "ordering_key": ordering_key,
-            "notify": notify,
+            "deadline_duration": deadline_duration, "metadata": metadata, "tags": tags, "unique_opts": unique_opts,
+            "ordering_key": ordering_key, "notify": notify,
         }  # fmt: skip
+        skip = _skips(on_conflict)
         new, wake = self.intake.many(jobs, options)
-        return self._store.insert(new, notify=wake).on(using)
+        return self._store.insert(new, notify=wake, skip=skip).on(using)
 
     def enqueue_many(
         self,
@@ -141,29 +158,35 @@ class Operations(Generic[C]):
         deadline_duration: Seconds | None = None,
         metadata: Mapping[str, Any] | None = None,
         tags: Sequence[str] | None = (),
+        unique_opts: UniqueOpts | UniqueFields | None = None,
         ordering_key: str | bytes | None = None,
         notify: bool | None = True,
+        on_conflict: OnConflict = "raise",
     ) -> Op[int]:
         """Enqueue very many jobs by COPY, all or none, and return how many.
 
         Arguments as `insert_many`. Jobs that are due and have no options of their own are checked and encoded while
-        those before them are on their way; what is refused ends the transaction, so nothing is written.
+        those before them are on their way; what is refused ends the transaction, so nothing is written. With
+        on_conflict="skip" the number is that of the jobs that were not there already.
 
         Raises:
             ValidationError: Naming the job (`jobs[3].args`) and the limit.
+            UniqueConflict: As `insert_many`.
             DatabaseError: As `insert`.
         """
         options: InsertOpts = {
             "kind": kind, "queue": queue, "priority": priority, "max_attempts": max_attempts, "run_at": run_at,
-            "deadline_duration": deadline_duration, "metadata": metadata, "tags": tags, "ordering_key": ordering_key,
-            "notify": notify,
+            "deadline_duration": deadline_duration, "metadata": metadata, "tags": tags, "unique_opts": unique_opts,
+            "ordering_key": ordering_key, "notify": notify,
         }  # fmt: skip
+        skip = _skips(on_conflict)
         given = self.intake.listed(jobs)
-        if given and run_at is None and not any(isinstance(job, EnqueueRequest) for job in given):
-            checked = Options.of(options)
-            return self._store.copy(self.intake.on_the_way(given, checked), notify=checked.notify)
+        plain = run_at is None and unique_opts is None
+        if given and plain and not any(isinstance(job, EnqueueRequest) for job in given):
+            checked = self.intake.checked(options)
+            return self._store.copy(self.intake.on_the_way(given, checked), notify=checked.notify, skip=skip)
         new, wake = self.intake.many(given, options)
-        return self._store.copy(new, notify=wake)
+        return self._store.copy(new, notify=wake, skip=skip)
 
     # what a handler says of its attempt
 
@@ -247,12 +270,55 @@ class Operations(Generic[C]):
 
         return _as(op, plan).on(using)
 
+    def cancel_by_unique_key(
+        self,
+        *,
+        kind: str | None = None,
+        args: JobArgs | None = None,
+        queue: str | None = None,
+        by_period: Seconds | None = None,
+        at: datetime | None = None,
+        using: C | None = None,
+    ) -> Op[int | None]:
+        """Cancel the job that a unique key belongs to, if it has not ended, and return its id; None when there is none.
+
+        What is given repeats what its `unique_opts` chose: all of it, and nothing else.
+
+        Args:
+            kind: Its kind; by default that of `args`.
+            args: Its args, unless it was enqueued with by_args=False.
+            queue: Its queue, if it was enqueued with by_queue=True.
+            by_period: The period, if it was enqueued with one.
+            at: When it was due, for the period; now by default.
+            using: A connection of your own, in whose open transaction this happens, as `cancel`.
+
+        Raises:
+            ValidationError: Naming the field and its limit.
+        """
+        key = self.intake.key(kind=kind, args=args, queue=queue, by_period=by_period, at=at)
+
+        def plan() -> Plan[int | None]:
+            over: int | None = None
+            for _ in range(_MOST_ASKS):
+                id = yield from self._store.holder(key).start()
+                if id is None or id == over:
+                    return None
+                answer = yield from self._store.cancel(id).start()
+                if answer in {Cancelled.CANCELLED, Cancelled.RUNNING}:
+                    return id
+                if answer is not Cancelled.AGAIN:  # it had ended, and another one may have got the key since
+                    over = id
+            raise DatabaseError("the job that has the unique key kept moving while it was asked for", "40001")
+
+        return Op("cancel_by_unique_key", plan, safe_to_retry=True).on(using)
+
     def retry(self, id: int, /) -> Op[JobRow]:
         """Make a failed or cancelled job available again, from attempt 0, and return it.
 
         Raises:
             JobNotFound: There is no such job.
             ValidationError: It is in another state; the message says in which.
+            UniqueConflict: Another job has its unique key meanwhile; nothing changed.
         """
         op, look = self._store.retry(_id(id)), self._store.get_job(id)
 
@@ -336,9 +402,29 @@ def _then(op: Op[T], change: Callable[[T], U]) -> Op[U]:
     return _as(op, plan)
 
 
+def _only(op: Op[list[JobRow]]) -> Op[JobRow]:
+    def plan() -> Plan[JobRow]:
+        try:
+            return (yield from op.start())[0]
+        except UniqueConflict as conflict:
+            raise UniqueConflict(conflict.job_id) from None
+
+    return _as(op, plan)
+
+
 def _return(value: T) -> Plan[T]:
     yield from ()
     return value
+
+
+def _skips(on_conflict: object) -> bool:
+    """Whether jobs that are there already are left out."""
+    if on_conflict not in {"raise", "skip"}:
+        shown = (
+            repr(on_conflict[:40]) if isinstance(on_conflict, str) else f"a value of type {type(on_conflict).__name__}"
+        )
+        raise ValidationError("on_conflict", f'{shown} is neither "raise" nor "skip"')
+    return on_conflict == "skip"
 
 
 def _moving(id: int) -> NoReturn:

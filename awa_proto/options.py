@@ -11,15 +11,16 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, Unpack
 
 from awa_proto import args as args_
-from awa_proto import extra
+from awa_proto import extra as extras
 from awa_proto.args import JobArgs
 from awa_proto.errors import ValidationError
 from awa_proto.outcome import Seconds, describe, seconds
 from awa_proto.store import NewJob
 from awa_proto.task import Task
+from awa_proto.unique import UniqueFields, Uniqueness, UniqueOpts
 
 MAX_NAME: Final = 200
 """Most characters of a queue or a kind."""
@@ -42,7 +43,8 @@ class InsertOpts(TypedDict, total=False):
     kind: instead of the one that a task of the class of the args is registered for, or else the class's own.
     queue: else the kind's own, else "default". priority: 1 (first) to 4; 2. max_attempts: 1 to 1000; 25. run_at: aware
     datetime; now. deadline_duration: seconds or timedelta that an attempt may run; what the queue of the worker says.
-    metadata: JSON object of at most 64 KiB. tags: at most 20. ordering_key: jobs of one key go to one stripe of a striped
+    metadata: JSON object of at most 64 KiB. tags: at most 20. unique_opts: what makes the job the same as another one, of
+    which there is then only one; `{}` means its kind and args. ordering_key: jobs of one key go to one stripe of a striped
     queue. notify: False lets sleeping workers find it by polling; True.
     """
 
@@ -54,6 +56,7 @@ class InsertOpts(TypedDict, total=False):
     deadline_duration: Seconds | None
     metadata: Mapping[str, Any] | None
     tags: Sequence[str] | None
+    unique_opts: UniqueOpts | UniqueFields | None
     ordering_key: str | bytes | None
     notify: bool | None
 
@@ -101,6 +104,14 @@ class EnqueueRequest:
         """At most 20."""
         return self._with({"tags": tags})
 
+    def unique(
+        self, opts: UniqueOpts | UniqueFields | None = None, /, **fields: Unpack[UniqueFields]
+    ) -> EnqueueRequest:
+        """One such job at a time: `.unique()`, `.unique(UniqueOpts(by_queue=True))` or `.unique(by_queue=True)`."""
+        if isinstance(opts, UniqueOpts):
+            return self._with({"unique_opts": dataclasses.replace(opts, **fields)})
+        return self._with({"unique_opts": {**(opts or {}), **fields}})
+
     def ordering_key(self, key: str | bytes, /) -> EnqueueRequest:
         """Jobs of one key go to one stripe of a striped queue."""
         return self._with({"ordering_key": key})
@@ -125,10 +136,15 @@ class Options:
     extra: str | None
     ordering: int | None
     notify: bool
+    unique: Uniqueness | None
+    due: datetime | None
 
     @classmethod
-    def of(cls, options: InsertOpts) -> Options:
-        """Check every option. Raises ValidationError naming the first one that is refused, and its limit."""
+    def of(cls, options: InsertOpts, now: Callable[[], datetime]) -> Options:
+        """Check every option. Raises ValidationError naming the first one that is refused, and its limit.
+
+        now: asked for jobs that are unique within a period and say no time.
+        """
         if not isinstance(options, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValidationError("options", f"a mapping is needed, not {type(options).__name__}")
         if unknown := options.keys() - InsertOpts.__annotations__.keys():
@@ -138,19 +154,22 @@ class Options:
         priority, max_attempts, tags, notify = get("priority"), get("max_attempts"), get("tags"), get("notify")
         if not isinstance(notify, bool) and notify is not None:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValidationError("notify", f"True or False is needed, not {type(notify).__name__}")
+        run_at, unique = instant("run_at", get("run_at")), get("unique_opts")
         return cls(
             kind=None if kind is None else name("kind", kind),
             queue=None if queue is None else name("queue", queue),
             priority=2 if priority is None else whole("priority", priority, 1, MAX_PRIORITY),
             max_attempts=25 if max_attempts is None else whole("max_attempts", max_attempts, 1, MAX_ATTEMPTS),
-            run_at=instant("run_at", get("run_at")),
-            extra=extra.encode(
+            run_at=run_at,
+            extra=extras.encode(
                 metadata=_metadata(get("metadata")),
                 tags=() if tags is None else _tags(tags),
                 deadline=None if deadline is None else positive_seconds("deadline_duration", deadline),
             ),
             ordering=_ordering(get("ordering_key")),
             notify=notify is not False,
+            unique=None if unique is None else Uniqueness.of(unique),
+            due=run_at if run_at is not None or unique is None else now(),
         )
 
     def new_job(self, args: JobArgs, tasks: Mapping[str, Task]) -> NewJob:
@@ -183,7 +202,16 @@ class Options:
                 reads(text)
             return NewJob(kind, queue, text, priority, max_attempts, run_at, extra, ordering)
 
-        return make
+        unique, due = self.unique, self.due
+        if unique is None or due is None:
+            return make
+
+        def make_unique(args: Any) -> NewJob:
+            job = make(args)
+            own = unique.of_job(kind, queue, job.args, due)
+            return job._replace(unique=own, extra=extras.with_unique(extra, *own))
+
+        return make_unique
 
 
 def name(field: str, value: object) -> str:

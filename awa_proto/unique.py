@@ -17,10 +17,10 @@ from hashlib import blake2b
 from struct import pack
 from typing import Final, NamedTuple, TypedDict
 
-from awa_proto.errors import ValidationError
+from awa_proto.errors import UniqueConflict, ValidationError
 from awa_proto.job import JobState, StateName
 from awa_proto.outcome import Seconds, seconds
-from awa_proto.store import Unique
+from awa_proto.store import NewJob, Unique
 
 DEFAULT_STATES: Final = (
     JobState.SCHEDULED,
@@ -47,6 +47,16 @@ HELD: Final = mask((JobState.SCHEDULED, JobState.AVAILABLE, JobState.RUNNING, Jo
 def must_win_again(unique: Unique, to: JobState) -> bool:
     """Whether a job that goes back to `to` after an attempt may find its key with a newer job."""
     return unique.states & HELD != HELD and bool(unique.states >> _PLACES[to] & 1)
+
+
+def refuse_repeated(jobs: Iterable[NewJob]) -> None:
+    """Raise UniqueConflict when two jobs of a batch have the same key, of which only one can be."""
+    seen: set[bytes] = set()
+    for index, job in enumerate(jobs):
+        if job.unique is not None:
+            if job.unique.key in seen:
+                raise UniqueConflict(None, index)
+            seen.add(job.unique.key)
 
 
 class UniqueFields(TypedDict, total=False):

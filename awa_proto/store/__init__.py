@@ -235,15 +235,19 @@ class Store(Protocol):
     keeps_outputs: bool
 
     # enqueue
-    def insert(self, jobs: Sequence[NewJob], *, notify: bool = True) -> Op[list[JobRow]]:
-        """Enqueue in one statement; the rows come back in the order given. Jobs not yet due are deferred."""
+    def insert(self, jobs: Sequence[NewJob], *, notify: bool = True, skip: bool = False) -> Op[list[JobRow]]:
+        """Enqueue in one statement; the rows come back in the order given. Jobs not yet due are deferred.
+
+        A job whose unique key is taken raises UniqueConflict, which leaves a caller's transaction as it was; nothing is
+        written. skip: instead it is left out, and the row in its place is that of the job that has the key.
+        """
         ...
 
-    def copy(self, jobs: Iterable[NewJob], *, notify: bool = True) -> Op[int]:
-        """Enqueue by COPY, all or none. Returns how many.
+    def copy(self, jobs: Iterable[NewJob], *, notify: bool = True, skip: bool = False) -> Op[int]:
+        """Enqueue by COPY, all or none. Returns how many; skip: without those whose unique key is taken.
 
-        jobs: a sequence; or any iterable that can be gone through again, of jobs that are all due, which are then made
-        while others are on their way. What it raises ends the transaction.
+        jobs: a sequence; or any iterable that can be gone through again, of jobs that are all due and have no unique keys,
+        which are then made while others are on their way. What it raises ends the transaction.
         """
         ...
 
@@ -303,8 +307,15 @@ class Store(Protocol):
     def list_jobs(self, filter: JobFilter) -> Op[list[JobRow]]: ...
     def cancel(self, id: int) -> Op[Cancelled]: ...
 
+    def holder(self, key: bytes) -> Op[int | None]:
+        """The id of the job that got a unique key last, whatever its state; it may be gone. None when no job did."""
+        ...
+
     def retry(self, id: int) -> Op[JobRow | None]:
-        """Make a failed or cancelled job available again, attempt 0. None when it is in no such state."""
+        """Make a failed or cancelled job available again, attempt 0. None when it is in no such state.
+
+        Raises UniqueConflict when another job has its unique key meanwhile; nothing changed.
+        """
         ...
 
     def move(self, id: int, *, queue: str | None = None, priority: int | None = None) -> Op[Cancelled]:

@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from awa_proto import extra as extras
-from awa_proto.errors import ValidationError
+from awa_proto.errors import UniqueConflict, ValidationError
 from awa_proto.job import Attempt, JobRow, JobState
 from awa_proto.plan import Op, Plan
 from awa_proto.store import (
@@ -39,6 +39,7 @@ from awa_proto.store import (
     Verdicts,
     WorkerInfo,
 )
+from awa_proto.unique import mask, refuse_repeated
 
 T = TypeVar("T")
 
@@ -111,6 +112,7 @@ class _Tables:
     deferred: set[int] = field(default_factory=set[int])
     last_instance: int = 0
     ring: Ring = field(default_factory=lambda: Ring(1))
+    keys: dict[bytes, tuple[int, int]] = field(default_factory=dict[bytes, tuple[int, int]])
     listening: list[_Listening] = field(default_factory=list[_Listening])
 
 
@@ -175,19 +177,35 @@ class MemoryStore:
 
     # enqueue
 
-    def insert(self, jobs: Sequence[NewJob], *, notify: bool = True) -> Op[list[JobRow]]:
-        """Enqueue; the rows come back in the order given."""
-        return _op("insert", lambda: self._insert(jobs, notify))
+    def insert(self, jobs: Sequence[NewJob], *, notify: bool = True, skip: bool = False) -> Op[list[JobRow]]:
+        """Enqueue; the rows come back in the order given. skip: of a job whose key is taken, the row of the one it has."""
 
-    def copy(self, jobs: Iterable[NewJob], *, notify: bool = True) -> Op[int]:
+        def act() -> list[JobRow]:
+            made = self._insert(jobs, notify, skip)
+            return [self._row(job) if new else replace(self._row(job), existed=True) for job, new in made]
+
+        return _op("insert", act)
+
+    def copy(self, jobs: Iterable[NewJob], *, notify: bool = True, skip: bool = False) -> Op[int]:
         """Enqueue many. Returns how many."""
-        return _op("enqueue_many", lambda: len(self._insert(tuple(jobs), notify)), atomic=True)
+        return _op("enqueue_many", lambda: sum(new for _, new in self._insert(tuple(jobs), notify, skip)), atomic=True)
 
-    def _insert(self, jobs: Sequence[NewJob], notify: bool) -> list[JobRow]:
+    def _insert(self, jobs: Sequence[NewJob], notify: bool, skip: bool) -> list[tuple[_Job, bool]]:
+        """A job for each, and whether it is new. Raises UniqueConflict before anything is written."""
+        if not skip:
+            refuse_repeated(jobs)
+            for index, new in enumerate(jobs):
+                if new.unique is not None and (held := self._held_by_another(new.unique.key)) is not None:
+                    raise UniqueConflict(held, index)
         now = self._clock()
         tables = self._tables
-        made: list[_Job] = []
+        found: list[tuple[_Job, bool]] = []
         for new in jobs:
+            if new.unique is not None:
+                if (held := self._held_by_another(new.unique.key)) is not None:
+                    found.append((tables.jobs[held], False))
+                    continue
+                tables.keys[new.unique.key] = len(tables.jobs) + 1, new.unique.states
             due = new.run_at is None or new.run_at <= now
             job = _Job(
                 id=len(tables.jobs) + 1,
@@ -204,12 +222,19 @@ class MemoryStore:
             )
             tables.jobs[job.id] = job
             self._index(job)
-            made.append(job)
+            found.append((job, True))
         if notify:
+            made = [job for job, is_new in found if is_new]
             self._wake({job.queue for job in made if job.state is JobState.AVAILABLE})
             soon = now + timedelta(seconds=PROMOTE_HINT)
             self._wake({job.queue for job in made if job.state is JobState.SCHEDULED and job.run_at < soon}, hint=True)
-        return [self._row(job) for job in made]
+        return found
+
+    def _held_by_another(self, key: bytes, id: int = 0) -> int | None:
+        """The job that has a key and keeps the job `id` out, in whatever state that one is."""
+        holder, states = self._tables.keys.get(key, (id, 0))
+        job = self._tables.jobs.get(holder)
+        return None if job is None or holder == id or not states & mask((job.state,)) else holder
 
     def _stripe(self, queue: str, ordering: int) -> int:
         """Where a job goes when it is written; more stripes later do not move it."""
@@ -331,7 +356,7 @@ class MemoryStore:
         if transition.to is JobState.AVAILABLE:
             self._wake({job.queue})
         if ended.follow_ups:
-            self._insert(ended.follow_ups, notify=True)
+            self._insert(ended.follow_ups, notify=True, skip=True)
         return Verdict.ACCEPTED
 
     def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
@@ -418,6 +443,10 @@ class MemoryStore:
             return Cancelled.CANCELLED
 
         return _op("cancel", act, safe_to_retry=True)
+
+    def holder(self, key: bytes) -> Op[int | None]:
+        """The job that got a unique key last."""
+        return _op("holder", lambda: self._tables.keys.get(key, (None, 0))[0], safe_to_retry=True)
 
     def retry(self, id: int) -> Op[JobRow | None]:
         """Make a failed or cancelled job available again, attempt 0."""

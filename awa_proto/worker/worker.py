@@ -36,7 +36,6 @@ from typing import assert_never
 
 from awa_proto.errors import DatabaseError
 from awa_proto.followup import FollowUps
-from awa_proto.intake import Intake
 from awa_proto.job import Attempt
 from awa_proto.store import Registration, Store
 from awa_proto.task import Task
@@ -115,7 +114,7 @@ class WorkerMachine:
         self._tally = Tally()
         self._context = Context(
             store, config, random, self._lanes, self._timers, self._report, DatabaseClock(), Hooked(hooked, self._out),
-            follow_ups or FollowUps({}, Intake(tasks)), self._tally,
+            follow_ups or FollowUps.none(), self._tally,
         )  # fmt: skip
         self._queues = {
             name: ServedQueue(name, queue, config.poll_interval, random) for name, queue in config.queues.items()

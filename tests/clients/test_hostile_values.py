@@ -66,7 +66,7 @@ def run(op: Op[Any]) -> None:
 @pytest.fixture
 def calls() -> Operations[Any]:
     store = MemoryStore(clock=lambda: datetime(2026, 1, 1, tzinfo=UTC), random=random.Random(1).random)
-    return Operations(store, Registry().tasks, "awa")
+    return Operations(store, Registry().tasks, "awa", lambda: datetime(2026, 1, 1, tzinfo=UTC))
 
 
 ENQUEUES = ["insert", "insert_many", "enqueue_many"]

@@ -50,15 +50,15 @@ class Recording(MemoryStore):
         self.answers: list[Cancelled] = []
 
     @override
-    def insert(self, jobs: Any, *, notify: bool = True) -> Op[Any]:
+    def insert(self, jobs: Any, *, notify: bool = True, skip: bool = False) -> Op[Any]:
         self.enqueued.append(("insert", list(jobs), notify))
-        return super().insert(jobs, notify=notify)
+        return super().insert(jobs, notify=notify, skip=skip)
 
     @override
-    def copy(self, jobs: Any, *, notify: bool = True) -> Op[int]:
+    def copy(self, jobs: Any, *, notify: bool = True, skip: bool = False) -> Op[int]:
         jobs = list(jobs)
         self.enqueued.append(("copy", jobs, notify))
-        return super().copy(jobs, notify=notify)
+        return super().copy(jobs, notify=notify, skip=skip)
 
     @override
     def cancel(self, id: int) -> Op[Cancelled]:
@@ -84,7 +84,7 @@ def registry() -> Registry:
 
 @pytest.fixture
 def calls(store: Recording, registry: Registry) -> Operations[Any]:
-    return Operations(store, registry.tasks, "awa")
+    return Operations(store, registry.tasks, "awa", lambda: NOW)
 
 
 def test_an_insert_returns_the_job_as_it_is_now(calls: Operations[Any]) -> None:
@@ -308,7 +308,7 @@ def test_a_wrong_setting_of_a_queue_is_named(calls: Operations[Any], call: Any, 
 
 
 def test_migrate_is_for_the_schema_of_the_client(store: Recording) -> None:
-    op = Operations[Any](store, {}, "my schema").migrate()
+    op = Operations[Any](store, {}, "my schema", lambda: NOW).migrate()
     assert op.atomic
     assert (op.name, op.safe_to_retry) == ("migrate", True)
 

@@ -18,6 +18,7 @@ from awa_proto.errors import SerializationError, ValidationError
 from awa_proto.options import EnqueueRequest, InsertOpts, Options
 from awa_proto.store import NewJob
 from awa_proto.task import Task
+from awa_proto.unique import Uniqueness, UniqueOpts
 
 
 @dataclass
@@ -26,6 +27,7 @@ class SendEmail:
 
 
 EMAIL = SendEmail("a")
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 class Queue(str, enum.Enum):  # noqa: UP042  what people had before StrEnum; it prints as Queue.EMAIL
@@ -37,7 +39,7 @@ class NoZone(tzinfo):
 
 
 def job(args: Any = EMAIL, tasks: Any = MappingProxyType({}), **options: Any) -> NewJob:
-    return Options.of(InsertOpts(**options)).new_job(args, tasks)  # type: ignore[typeddict-item]
+    return Options.of(InsertOpts(**options), lambda: NOW).new_job(args, tasks)  # type: ignore[typeddict-item]
 
 
 def task(kind: str, args_type: type | None, queue: str | None = None) -> dict[str, Task]:
@@ -102,7 +104,8 @@ REFUSED = [
     ("ordering_key", 5, "text is needed, not int"),
     ("ordering_key", "\ud800", "surrogate"),
     ("notify", 1, "True or False is needed, not int"),
-    ("unique_opts", {}, "no such option"),
+    ("uniqueness", {}, "no such option"),
+    ("unique_opts", True, "a mapping of its fields"),
 ]
 
 
@@ -242,18 +245,51 @@ def test_a_request_is_made_in_steps_and_each_step_is_a_new_one() -> None:
         .deadline_duration(5)
         .metadata({"a": 1})
         .tags("b", "c")
+        .unique(by_queue=True)
         .ordering_key("o")
         .notify(False)
     )
     assert first.options == {}
-    options = Options.of(second.options)
+    options = Options.of(second.options, lambda: NOW)
     assert options.notify is False
     keyword = job(
         kind="k", queue="x", priority=1, max_attempts=3, run_at=at, deadline_duration=5, metadata={"a": 1},
-        tags=["b", "c"], ordering_key="o",
+        tags=["b", "c"], unique_opts=UniqueOpts(by_queue=True), ordering_key="o",
     )  # fmt: skip
     assert options.new_job(second.args, {}) == keyword
 
 
 def test_a_request_has_a_method_for_every_option() -> None:
-    assert InsertOpts.__annotations__.keys() <= vars(EnqueueRequest).keys()
+    named = {option.removesuffix("_opts") for option in InsertOpts.__annotations__}
+    assert named <= vars(EnqueueRequest).keys()
+
+
+def test_a_request_is_unique_by_options_fields_or_both() -> None:
+    request = EnqueueRequest(SendEmail("a"))
+    for made, same in [
+        (request.unique(), {}),
+        (request.unique({"by_queue": True}), {"by_queue": True}),
+        (request.unique(UniqueOpts(by_queue=True)), {"by_queue": True}),
+        (request.unique(UniqueOpts(by_queue=True), by_args=False), {"by_queue": True, "by_args": False}),
+        (request.unique({"by_queue": True}, by_period=60), {"by_queue": True, "by_period": 60}),
+    ]:
+        assert Options.of(made.options, lambda: NOW).unique == Uniqueness.of(same)
+
+
+def test_the_key_of_a_job_travels_with_it_beside_what_else_it_has() -> None:
+    plain, tagged = job(unique_opts={}), job(unique_opts={}, tags=["t"], metadata={"unique": ["x"]})
+    assert plain.unique is not None
+    assert plain.unique == tagged.unique == Uniqueness.of({}).of_job("send_email", "default", '{"to":"a"}', NOW)
+    assert extra.decode(plain.extra) == {"unique": [plain.unique.key.hex(), 31]}
+    assert extra.decode(tagged.extra) == {**extra.decode(plain.extra), "tags": ["t"], "metadata": {"unique": ["x"]}}
+    for each in (plain, tagged):
+        after = extra.after_attempt(each.extra, {"error": "x"}, '{"percent":1}')
+        assert extra.unique_of(after) == extra.unique_of(each.extra) == plain.unique
+    assert extra.unique_of(job(metadata={"unique": ["x"]}).extra) is None
+    assert extra.unique_of(None) is None
+
+
+def test_the_period_of_a_job_is_that_of_its_run_at_or_of_now() -> None:
+    hourly = {"by_period": 3600}
+    assert job(unique_opts=hourly).unique == job(unique_opts=hourly, run_at=NOW + timedelta(minutes=59)).unique
+    assert job(unique_opts=hourly).unique != job(unique_opts=hourly, run_at=NOW + timedelta(minutes=60)).unique

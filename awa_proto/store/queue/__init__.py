@@ -34,6 +34,7 @@ from awa_proto.store.queue import (
     reads,
     segments,
     settings,
+    unique,
     workers,
 )
 from awa_proto.store.queue.names import Names
@@ -54,11 +55,11 @@ class QueueStore:
         self._random = random
         self.channel = self._names.channel
 
-    def insert(self, jobs: Sequence[NewJob], *, notify: bool = True) -> Op[list[JobRow]]:
-        return enqueue.insert(self._names, jobs, notify, self._random)
+    def insert(self, jobs: Sequence[NewJob], *, notify: bool = True, skip: bool = False) -> Op[list[JobRow]]:
+        return enqueue.insert(self._names, jobs, notify, self._random, skip)
 
-    def copy(self, jobs: Iterable[NewJob], *, notify: bool = True) -> Op[int]:
-        return enqueue.copy(self._names, jobs, notify, self._random)
+    def copy(self, jobs: Iterable[NewJob], *, notify: bool = True, skip: bool = False) -> Op[int]:
+        return enqueue.copy(self._names, jobs, notify, self._random, skip)
 
     def register(self, worker: WorkerInfo) -> Op[Registration]:
         return workers.register(self._names, worker)
@@ -98,6 +99,9 @@ class QueueStore:
 
     def cancel(self, id: int) -> Op[Cancelled]:
         return people.cancel(self._names, id, int(self._random() * 2**62))
+
+    def holder(self, key: bytes) -> Op[int | None]:
+        return unique.holder(self._names, key)
 
     def retry(self, id: int) -> Op[JobRow | None]:
         return people.retry(self._names, id)

@@ -7,55 +7,80 @@ the order the jobs were given, so the order survives inside one lane.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import repeat
+from operator import attrgetter
+from typing import NamedTuple
 
+from awa_proto.errors import DatabaseError, UniqueConflict
 from awa_proto.job import JobRow, JobState
 from awa_proto.plan import Copy, Op, Plan, Statement
-from awa_proto.store import NewJob
+from awa_proto.store import NewJob, Unique
 from awa_proto.store.queue.names import Names
+from awa_proto.store.queue.reads import get_jobs
+from awa_proto.store.queue.unique import won
+from awa_proto.unique import refuse_repeated
 
 PROMOTE_HINT = 5.0
 """Seconds. A deferred job due sooner than this is told to sleeping workers, which look at `deferred` about that often."""
 
 
 @lru_cache
-def _insert_sql(n: Names, deferring: bool, notify: bool) -> str:
+def _insert_sql(n: Names, deferring: bool, notify: bool, keyed: bool = False) -> str:
     """Jobs of any sort. $1 kinds, $2 queues, $3 args, $4 priorities, $5 max_attempts, $6 run_at, $7 extra, $8 ordering, $9
     rotor.
+
+    keyed: also $10 unique keys or NULL, $11 their states, $12 whether to write the jobs that got their key when others did
+    not. The answer has NULL for the id of a job that was not written, and who stands in the way of one without its key.
 
     What does not change from row to row stands in a subquery of its own, which is run once.
     """
     due = "(j.run_at IS NULL OR j.run_at <= now())"
-    woken = f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM job j WHERE {due if deferring else 'true'}) q"
+    job = "kept" if keyed else "job"
+    woken = f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM {job} j WHERE {due if deferring else 'true'}) q"
     hint = f"""
     UNION ALL
     SELECT {n.wake("queue", "''")} FROM (
-      SELECT DISTINCT queue FROM job j WHERE j.run_at > now() AND j.run_at < now() + interval '{PROMOTE_HINT} s') q"""
+      SELECT DISTINCT queue FROM {job} j WHERE j.run_at > now() AND j.run_at < now() + interval '{PROMOTE_HINT} s') q"""
     wake = f", (SELECT count(w) FROM (\n    {woken}{hint if deferring else ''}) w(w))"
     later = f"""
 later AS (
   INSERT INTO {n.s}.deferred (id, state, queue, priority, stripe, kind, args, attempt, max_attempts, run_lease,
                               run_at, created_at, extra)
   SELECT id, 0, queue, priority, stripe, kind, args::json, 0, max_attempts, 0, run_at, now(), extra::json
-  FROM job j WHERE NOT {due}
+  FROM {job} j WHERE NOT {due}
 ),"""
+    kept = f"""{won(n, "job")},
+kept AS MATERIALIZED (
+  SELECT * FROM job j
+  WHERE (key IS NULL OR id IN (SELECT id FROM won))
+    AND ($12::bool OR (SELECT count(*) FROM won) = (SELECT count(key) FROM job))   -- all or none
+),"""
+    answer = (
+        f"""array_agg(CASE WHEN id IN (SELECT id FROM kept) THEN id END ORDER BY ord), now(),
+       array_agg(CASE WHEN key IS NOT NULL AND id NOT IN (SELECT id FROM won) THEN {n.s}.unique_holder(key) END ORDER BY ord)"""
+        if keyed
+        else "array_agg(id ORDER BY ord), now()"
+    )
     return f"""
 WITH job AS MATERIALIZED (
   SELECT nextval({n.text("job_id")}) AS id, j.*,
          coalesce(mod(coalesce(j.ordering, $9::bigint) & 9223372036854775807, q.stripes), 0)::smallint AS stripe
   FROM unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::smallint[], $6::timestamptz[], $7::text[],
-              $8::bigint[]) WITH ORDINALITY j(kind, queue, args, priority, max_attempts, run_at, extra, ordering, ord)
+              $8::bigint[]{", $10::bytea[], $11::smallint[]" if keyed else ""}) WITH ORDINALITY
+       j(kind, queue, args, priority, max_attempts, run_at, extra, ordering{", key, states" if keyed else ""}, ord)
   LEFT JOIN LATERAL (SELECT stripes FROM {n.s}.queues q WHERE q.queue = j.queue AND q.stripes > 1) q ON true
   ORDER BY ord
-),{later if deferring else ""}
+),{kept if keyed else ""}{later if deferring else ""}
 runnable AS (
   INSERT INTO {n.s}.ready (seg, id, queue, priority, stripe, kind, args, max_attempts, extra, run_at)
   SELECT (SELECT {n.open_segment}), id, queue, priority, stripe, kind, args::json, max_attempts, extra::json,
          coalesce(run_at, now())
-  FROM job j WHERE {due if deferring else "true"}
+  FROM {job} j WHERE {due if deferring else "true"}
 )
-SELECT array_agg(id ORDER BY ord), now(){wake if notify else ""} FROM job"""
+SELECT {answer}{wake if notify else ""} FROM job"""
 
 
 @lru_cache
@@ -89,8 +114,14 @@ WITH job AS (
 SELECT ARRAY[id], now(){f", {n.wake('$2::text')}" if notify else ""} FROM job"""
 
 
-def insert(n: Names, jobs: Sequence[NewJob], notify: bool, random: Callable[[], float]) -> Op[list[JobRow]]:
-    """Enqueue in one statement; the rows come back in the order given."""
+def insert(n: Names, jobs: Sequence[NewJob], notify: bool, random: Callable[[], float], skip: bool) -> Op[list[JobRow]]:
+    """Enqueue in one statement; the rows come back in the order given.
+
+    A job whose unique key is taken raises UniqueConflict, and none is written; skip: the others are, and its row is that of
+    the job that has the key.
+    """
+    if any(map(_KEY, jobs)):
+        return _insert_keyed(n, jobs, notify, int(random() * 2**62), skip)
     statement = _insert_statement(n, jobs, notify, int(random() * 2**62)) if jobs else None
 
     def plan() -> Plan[list[JobRow]]:
@@ -102,6 +133,56 @@ def insert(n: Names, jobs: Sequence[NewJob], notify: bool, random: Callable[[], 
         return [_row(job, id, now) for job, id in zip(jobs, ids, strict=True)]
 
     return Op("insert", plan)
+
+
+_KEY = attrgetter("unique")
+_MOST_ASKS = 10
+
+
+def _insert_keyed(n: Names, jobs: Sequence[NewJob], notify: bool, rotor: int, skip: bool) -> Op[list[JobRow]]:
+    """Enqueue jobs of which some have a unique key. One transaction where a part of them could be written twice."""
+    if not skip:
+        refuse_repeated(jobs)
+
+    def plan() -> Plan[list[JobRow]]:
+        found: dict[int, JobRow] = {}
+        left = dict(enumerate(jobs))
+        for _ in range(_MOST_ASKS):
+            rows = yield _keyed_statement(n, list(left.values()), notify, rotor, skip)
+            ids, now, holders, *_ = rows[0]
+            if not skip:
+                for index, holder in enumerate(holders):
+                    if holder is not None:
+                        raise UniqueConflict(holder, index)
+            now = now.astimezone(UTC)
+            found |= {i: _row(job, id, now) for (i, job), id in zip(left.items(), ids, strict=True) if id is not None}
+            met = {i: holder for i, holder in zip(left, holders, strict=True) if holder is not None}
+            if not met:
+                break
+            there = yield from get_jobs(n, sorted(set(met.values())))
+            found |= {i: replace(there[holder], existed=True) for i, holder in met.items() if holder in there}
+            left = {i: jobs[i] for i, holder in met.items() if holder not in there}
+            if not left:
+                break
+        else:
+            raise DatabaseError("the jobs that have the unique keys went away again and again", "40001")
+        return [found[i] for i in range(len(jobs))]
+
+    return Op("insert", plan, atomic=skip and len(jobs) > 1)
+
+
+def _keyed_statement(n: Names, jobs: Sequence[NewJob], notify: bool, rotor: int, skip: bool) -> Statement:
+    *columns, unique = map(list, zip(*jobs, strict=True))
+    keys, states = _keys(unique)
+    return Statement(
+        f"insert.unique{'' if notify else '.silent'}",
+        _insert_sql(n, deferring=True, notify=notify, keyed=True),
+        (*columns, rotor, keys, states, skip),
+    )
+
+
+def _keys(unique: Sequence[Unique | None]) -> tuple[list[bytes | None], list[int | None]]:
+    return [each and each.key for each in unique], [each and each.states for each in unique]
 
 
 def _insert_statement(n: Names, jobs: Sequence[NewJob], notify: bool, rotor: int) -> Statement:
@@ -139,12 +220,15 @@ def _row(job: NewJob, id: int, now: datetime) -> JobRow:
     return row
 
 
-def copy(n: Names, jobs: Iterable[NewJob], notify: bool, random: Callable[[], float]) -> Op[int]:
+def copy(n: Names, jobs: Iterable[NewJob], notify: bool, random: Callable[[], float], skip: bool) -> Op[int]:
     """Enqueue by COPY, in one transaction: straight into the open segment, and what is not due into `deferred`.
 
-    Jobs that come as a sequence may be of any sort. Others are all due, and are made while the server already takes in
-    those before them.
+    Jobs that come as a sequence may be of any sort. Others are all due and have no unique keys, and are made while the
+    server already takes in those before them. Keys are won first, by one statement, which draws the ids of all jobs.
     """
+    keyed = isinstance(jobs, Sequence) and any(map(_KEY, jobs))
+    if keyed and isinstance(jobs, Sequence) and not skip:
+        refuse_repeated(jobs)
 
     def plan() -> Plan[int]:
         if isinstance(jobs, Sequence) and not jobs:
@@ -158,18 +242,20 @@ def copy(n: Names, jobs: Iterable[NewJob], notify: bool, random: Callable[[], fl
         rotor = int(random() * 2**62)
         woken: set[str] = set()
         hinted: set[str] = set()
-        ready, later = jobs, []
+        ready, later = _Part(jobs), _Part([])
         if isinstance(jobs, Sequence):
-            ready = [job for job in jobs if job.run_at is None or job.run_at <= now]
-            later = [job for job in jobs if job.run_at is not None and job.run_at > now]
+            ids = (yield from _won_ids(n, jobs, skip)) if keyed else None
+            ready, later = _part(jobs, ids, now, due=True), _part(jobs, ids, now, due=False)
         count = 0
-        if not isinstance(ready, Sequence) or ready:
+        if not isinstance(ready.jobs, Sequence) or ready.jobs:
             rows = _chunks(ready, (str(segment),), lanes, rotor, now, woken)
-            count += (yield Copy("copy.ready", n.schema, "ready", _READY, rows))[0][0]
-        if later:
+            count += (yield Copy("copy.ready", n.schema, "ready", ("seg", *ready.columns), rows))[0][0]
+        if later.jobs:
             rows = _chunks(later, ("0", "0", "0"), lanes, rotor, now, set())
-            count += (yield Copy("copy.deferred", n.schema, "deferred", _DEFERRED, rows))[0][0]
-            hinted = {job.queue for job in later if job.run_at and (job.run_at - now).total_seconds() < PROMOTE_HINT}
+            columns = ("state", "attempt", "run_lease", *later.columns)
+            count += (yield Copy("copy.deferred", n.schema, "deferred", columns, rows))[0][0]
+            soon = now + timedelta(seconds=PROMOTE_HINT)
+            hinted = {job.queue for job in later.jobs if job.run_at is not None and job.run_at < soon}
         if notify and (woken or hinted):
             told = [(queue, queue) for queue in sorted(woken)] + [(queue, "") for queue in sorted(hinted)]
             yield Statement(
@@ -183,13 +269,61 @@ def copy(n: Names, jobs: Iterable[NewJob], notify: bool, random: Callable[[], fl
 
 
 _COMMON = ("queue", "priority", "stripe", "kind", "args", "max_attempts", "extra", "run_at", "created_at")
-_READY = ("seg", *_COMMON)
-_DEFERRED = ("state", "attempt", "run_lease", *_COMMON)
 _CHUNK = 65536
 
 
+class _Part(NamedTuple):
+    """Jobs that go into one table. ids: theirs, or None when the table draws them."""
+
+    jobs: Iterable[NewJob]
+    ids: Sequence[int] | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of every table."""
+        return _COMMON if self.ids is None else ("id", *_COMMON)
+
+
+def _part(jobs: Sequence[NewJob], ids: Sequence[int | None] | None, now: datetime, *, due: bool) -> _Part:
+    """The jobs that are due, or the others. ids: None for a job that is left out."""
+    if ids is None:
+        return _Part([job for job in jobs if (job.run_at is None or job.run_at <= now) is due])
+    written = [
+        (job, id)
+        for job, id in zip(jobs, ids, strict=True)
+        if id is not None and (job.run_at is None or job.run_at <= now) is due
+    ]
+    return _Part([job for job, _ in written], [id for _, id in written])
+
+
+def _won_ids(n: Names, jobs: Sequence[NewJob], skip: bool) -> Plan[list[int | None]]:
+    """An id for each job, in their order, None for one whose unique key is taken. Without `skip` that raises UniqueConflict."""
+    rows = yield Statement("copy.keys", _won_ids_sql(n), _keys([job.unique for job in jobs]))
+    ids, missed, holder = rows[0]
+    if missed is not None and not skip:
+        raise UniqueConflict(holder, missed - 1)
+    return list(ids)
+
+
+@lru_cache
+def _won_ids_sql(n: Names) -> str:
+    """$1 unique keys or NULL, $2 their states. The first job that did not get its key comes with the one that has it."""
+    return f"""
+WITH job AS MATERIALIZED (
+  SELECT nextval({n.text("job_id")}) AS id, j.*
+  FROM unnest($1::bytea[], $2::smallint[]) WITH ORDINALITY j(key, states, ord) ORDER BY ord
+),{won(n, "job")},
+missed AS MATERIALIZED (
+  SELECT id, key, ord FROM job WHERE key IS NOT NULL AND id NOT IN (SELECT id FROM won)
+),
+first AS MATERIALIZED (SELECT ord, {n.s}.unique_holder(key) AS holder FROM missed ORDER BY ord LIMIT 1)
+SELECT array_agg(CASE WHEN id NOT IN (SELECT id FROM missed) THEN id END ORDER BY ord),
+       (SELECT ord FROM first), (SELECT holder FROM first)
+FROM job"""
+
+
 def _chunks(
-    jobs: Iterable[NewJob], first: tuple[str, ...], lanes: dict[str, int], rotor: int, now: datetime, queues: set[str]
+    part: _Part, first: tuple[str, ...], lanes: dict[str, int], rotor: int, now: datetime, queues: set[str]
 ) -> Iterator[bytes]:
     """Rows in the text format of COPY; `queues` takes the names of the queues they go to.
 
@@ -199,12 +333,15 @@ def _chunks(
     at = now.isoformat()
     lines: list[str] = []
     size = 0
-    for kind, queue, args, priority, max_attempts, run_at, extra, ordering, _ in jobs:
+    starts = repeat(head) if part.ids is None else (f"{head}\t{id}" for id in part.ids)
+    for (kind, queue, args, priority, max_attempts, run_at, extra, ordering, _), start in zip(
+        part.jobs, starts, strict=False
+    ):
         queues.add(queue)
         stripes = lanes.get(queue, 1)
         stripe = (rotor if ordering is None else ordering) % stripes if stripes > 1 else 0
         line = (
-            f"{head}\t{_escaped(queue)}\t{priority}\t{stripe}\t{_escaped(kind)}\t{args.replace(_BACKSLASH, _ESCAPED)}"
+            f"{start}\t{_escaped(queue)}\t{priority}\t{stripe}\t{_escaped(kind)}\t{args.replace(_BACKSLASH, _ESCAPED)}"
             f"\t{max_attempts}\t{_NULL if extra is None else extra.replace(_BACKSLASH, _ESCAPED)}"
             f"\t{at if run_at is None else run_at.astimezone(UTC).isoformat()}\t{at}\n"
         )

@@ -9,6 +9,7 @@ found by halving: about log2(claims of the lane) probes of the unique index.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC
 from functools import lru_cache
 from itertools import chain
@@ -172,6 +173,12 @@ def get_job(n: Names, id: int) -> Op[JobRow | None]:
         return job_row(rows[0]) if rows else None
 
     return Op("get_job", plan, safe_to_retry=True)
+
+
+def get_jobs(n: Names, ids: Sequence[int]) -> Plan[dict[int, JobRow]]:
+    """Those of these jobs that are there, by id, for what has to look at a few."""
+    found: list[Rows] = yield tuple(Statement("get_job", get_sql(n), (id,)) for id in ids)
+    return {id: job_row(rows[0]) for id, rows in zip(ids, found, strict=True) if rows}
 
 
 _IN_DEFERRED = frozenset({JobState.SCHEDULED, JobState.RETRYABLE})

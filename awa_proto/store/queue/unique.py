@@ -12,6 +12,7 @@ READ) fails instead of missing the change; what moves a job to where such a snap
 
 from __future__ import annotations
 
+from awa_proto.plan import Op, Plan, Statement
 from awa_proto.store.queue.names import Names
 
 
@@ -33,3 +34,13 @@ won AS (
   WHERE held.job_id = excluded.job_id OR NOT {n.s}.unique_blocks(held.job_id, held.states)
   RETURNING job_id AS id
 )"""
+
+
+def holder(n: Names, key: bytes) -> Op[int | None]:
+    """The job that got a key last, whatever its state."""
+
+    def plan() -> Plan[int | None]:
+        rows = yield Statement("unique.holder", f"SELECT job_id FROM {n.s}.unique_keys WHERE key = $1::bytea", (key,))
+        return rows[0][0] if rows else None
+
+    return Op("holder", plan, safe_to_retry=True)

@@ -4,9 +4,9 @@ A scenario is an async function of a `Kit`, or of a `DatabaseKit` when it needs 
 promise of the store, its body the proof. It speaks anyio only. It is given a store without jobs, and may leave anything
 behind.
 
-    enqueue, claim, close, deferred, people, reads, queues   one concern each; most need no database
-    turns, closers                                           the same beside transactions that are open
-    ring, listening, migration                               what only queue storage has
+    enqueue, claim, close, deferred, people, unique, reads, queues   one concern each; most need no database
+    turns, closers                                                   the same beside transactions that are open
+    ring, listening, migration                                       what only queue storage has
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from awa_proto.testing.conformance import (
     reads,
     ring,
     turns,
+    unique,
 )
 
-_MODULES = (enqueue, claim, turns, close, closers, deferred, people, reads, queues, ring, listening, migration)
+_MODULES = (enqueue, claim, turns, close, closers, deferred, people, unique, reads, queues, ring, listening, migration)
 
 
 @dataclass(frozen=True, slots=True)
