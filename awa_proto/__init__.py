@@ -21,9 +21,9 @@ from awa_proto.errors import (
     UnknownJobKind,
     ValidationError,
 )
-from awa_proto.job import JobRow, JobState
+from awa_proto.job import JobPage, JobRow, JobState
 from awa_proto.options import EnqueueRequest, InsertOpts
-from awa_proto.outcome import Cancel, Completed, Result, RetryAfter, Snooze, WaitForCallback
+from awa_proto.outcome import Cancel, Completed, DeadLetter, Result, RetryAfter, Snooze, WaitForCallback
 from awa_proto.store import QueueStat
 from awa_proto.unique import UniqueOpts
 from awa_proto.worker.config import QueueConfig
@@ -36,11 +36,13 @@ __all__ = [
     "Completed",
     "ConfigurationError",
     "DatabaseError",
+    "DeadLetter",
     "EnqueueRequest",
     "Failure",
     "InsertOpts",
     "JobArgs",
     "JobNotFound",
+    "JobPage",
     "JobRow",
     "JobState",
     "OutputError",

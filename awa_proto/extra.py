@@ -53,6 +53,24 @@ def unique_of(extra: str | None) -> tuple[bytes, int] | None:
     return None if found is None else (bytes.fromhex(found[0]), found[1])
 
 
+def without(extra: str | None, key: str) -> str | None:
+    """The extra without one of its keys; None when nothing is left."""
+    if not extra:
+        return extra
+    body = {name: value for name, value in decode(extra).items() if name != key}
+    return compact(body) if body else None
+
+
+def without_outputs(extra: str | None) -> str | None:
+    """The extra as lists show it: its error entries without the outputs of their attempts."""
+    if not extra or '"output"' not in extra:
+        return extra
+    body = decode(extra)
+    if "errors" in body:
+        body["errors"] = [{key: value for key, value in each.items() if key != "output"} for each in body["errors"]]
+    return compact(body)
+
+
 def after_attempt(extra: str | None, entry: Mapping[str, Any] | None, progress: str | None) -> str | None:
     """The extra of a job after an attempt that did not complete; None when the attempt changes nothing of it.
 

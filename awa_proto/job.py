@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from awa_proto import extra
 
@@ -122,6 +123,28 @@ class JobRow:
         if self._extra is None:
             self._extra = extra.decode(self.extra_json)
         return self._extra.setdefault(name, empty)
+
+
+C = TypeVar("C")
+
+DlqCursor: TypeAlias = tuple[datetime, int]
+"""`(dlq_at, id)` of a dead letter: those before it are older."""
+
+
+class JobPage(list[JobRow], Generic[C]):
+    """A page of a list of jobs: a list that knows where the next one begins.
+
+    next: what the same call takes as its `before` for the next page; None when there is nothing after this one.
+
+    One call looks at a bounded number of jobs, so a page may be shorter than asked for, or empty, and not be the last:
+    go on while `next` is not None.
+    """
+
+    __slots__ = ("next",)
+
+    def __init__(self, jobs: Iterable[JobRow] = (), following: C | None = None) -> None:
+        super().__init__(jobs)
+        self.next: C | None = following
 
 
 class Attempt(NamedTuple):

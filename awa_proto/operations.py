@@ -17,12 +17,12 @@ from awa_proto.args import JobArgs
 from awa_proto.errors import DatabaseError, JobNotFound, UniqueConflict, ValidationError
 from awa_proto.extra import compact
 from awa_proto.intake import Intake
-from awa_proto.job import Attempt, JobRow, JobState, StateName
-from awa_proto.options import EnqueueRequest, InsertOpts, name, text, whole
-from awa_proto.outcome import Seconds
+from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState, StateName
+from awa_proto.options import EnqueueRequest, InsertOpts, flag, instant, name, text, whole
+from awa_proto.outcome import DeadLetter, ReasonName, Seconds, seconds
 from awa_proto.plan import Op, Plan
 from awa_proto.recording import Recording
-from awa_proto.store import Cancelled, JobFilter, Progress, QueueStat, Store
+from awa_proto.store import Cancelled, JobFilter, Progress, QueueStat, Selection, Store
 from awa_proto.task import Task
 from awa_proto.unique import UniqueFields, UniqueOpts
 
@@ -313,14 +313,170 @@ class Operations(Generic[C]):
         return Op("cancel_by_unique_key", plan, safe_to_retry=True).on(using)
 
     def retry(self, id: int, /) -> Op[JobRow]:
-        """Make a failed or cancelled job available again, from attempt 0, and return it.
+        """Make a failed or cancelled job available again, from attempt 0, and return it. Dead letters as `retry_from_dlq`.
 
         Raises:
             JobNotFound: There is no such job.
             ValidationError: It is in another state; the message says in which.
             UniqueConflict: Another job has its unique key meanwhile; nothing changed.
         """
-        op, look = self._store.retry(_id(id)), self._store.get_job(id)
+        return self._or_why(
+            self._store.retry(_id(id)),
+            id,
+            lambda job: job.state in {JobState.FAILED, JobState.CANCELLED},
+            "only failed and cancelled jobs can be retried",
+        )
+
+    # dead letters
+
+    def list_dlq(
+        self,
+        *,
+        kind: str | None = None,
+        queue: str | None = None,
+        tag: str | None = None,
+        reason: DeadLetter | ReasonName | None = None,
+        limit: int = 100,
+        before: DlqCursor | None = None,
+    ) -> Op[JobPage[DlqCursor]]:
+        """Dead letters, those of last first. All conditions must hold; None is no condition.
+
+        Their `dlq_reason` and `dlq_at` say why and since when. A dead letter is a failed job: `get_job` finds it, and lists
+        and counts of failed jobs have it as well.
+
+        Args:
+            kind: Their kind.
+            queue: Their queue.
+            tag: A tag they have.
+            reason: Why they are dead letters.
+            limit: Most jobs returned, 1 to 1000.
+            before: For the next page, `next` of this page. A page may be short, or empty, and not be the last.
+
+        Raises:
+            ValidationError: Naming the condition and its limit.
+        """
+        which = Selection(
+            kind=None if kind is None else name("kind", kind),
+            queue=None if queue is None else name("queue", queue),
+            tag=None if tag is None else text("tag", tag),
+            reason=None if reason is None else _reason(reason),
+        )
+        return self._store.list_dlq(
+            which, limit=whole("limit", limit, 1, MOST_LISTED), before=None if before is None else _dlq_cursor(before)
+        )
+
+    def get_dlq_job(self, id: int, /) -> Op[JobRow | None]:
+        """The dead letter with this id, or None when there is none."""
+        return _then(self._store.get_job(_id(id)), lambda job: job if job is not None and job.dlq_at else None)
+
+    def dlq_depth(self, queue: str | None = None) -> Op[int]:
+        """How many dead letters there are, in a queue or in all of them."""
+        return self._store.dlq_depth(None if queue is None else name("queue", queue))
+
+    def retry_from_dlq(self, id: int, /, *, run_at: datetime | None = None) -> Op[JobRow]:
+        """Make a dead letter run again, from attempt 0, and return it. Its errors are kept, its progress is not.
+
+        Args:
+            id: The job's.
+            run_at: When it is due, an aware datetime; now by default.
+
+        Raises:
+            JobNotFound: There is no such job.
+            ValidationError: It is no dead letter.
+        """
+        op = self._store.retry_from_dlq(_id(id), instant("run_at", run_at))
+        return self._or_why(op, id, lambda job: job.dlq_at is not None, "only dead letters come from there")
+
+    def retry_all_from_dlq(
+        self,
+        *,
+        kind: str | None = None,
+        queue: str | None = None,
+        tag: str | None = None,
+        reason: DeadLetter | ReasonName | None = None,
+        older_than: Seconds | None = None,
+        limit: int | None = None,
+        allow_all: bool = False,
+    ) -> Op[int]:
+        """Make dead letters run again now, as `retry_from_dlq`, and return how many. All conditions must hold.
+
+        It goes in batches, each a transaction of its own: after an error some are done, and calling it again goes on.
+
+        Args:
+            kind: Their kind.
+            queue: Their queue.
+            tag: A tag they have.
+            reason: Why they are dead letters.
+            older_than: Seconds (or a timedelta) since they became dead letters, at least.
+            limit: Most jobs changed, those with the lowest ids; all by default.
+            allow_all: Without any condition this has to be said.
+
+        Raises:
+            ValidationError: There is no condition, or naming the one that is wrong.
+        """
+        which = _selection(kind, queue, tag, older_than, limit, reason=reason, allow_all=allow_all)
+        return self._store.retry_all_from_dlq(which)
+
+    def move_to_dlq(self, id: int, /) -> Op[JobRow]:
+        """Make a failed job a dead letter, reason "moved", and return it.
+
+        Raises:
+            JobNotFound: There is no such job.
+            ValidationError: It has not failed, or is a dead letter already.
+        """
+        return self._or_why(
+            self._store.move_to_dlq(_id(id)),
+            id,
+            lambda job: job.state is JobState.FAILED and job.dlq_at is None,
+            "only failed jobs can be moved to the dead letters",
+        )
+
+    def move_failed_to_dlq(
+        self,
+        *,
+        kind: str | None = None,
+        queue: str | None = None,
+        tag: str | None = None,
+        older_than: Seconds | None = None,
+        limit: int | None = None,
+        allow_all: bool = False,
+    ) -> Op[int]:
+        """Make failed jobs dead letters, reason "moved", and return how many. Cancelled jobs have not failed.
+
+        Conditions and batches as `retry_all_from_dlq`; `older_than` counts from when they failed.
+
+        Raises:
+            ValidationError: There is no condition, or naming the one that is wrong.
+        """
+        which = _selection(kind, queue, tag, older_than, limit, allow_all=allow_all)
+        return self._store.move_failed_to_dlq(which)
+
+    def purge_dlq_job(self, id: int, /) -> Op[bool]:
+        """Delete a dead letter for good. False when there is none with this id."""
+        return self._store.purge_dlq_job(_id(id))
+
+    def purge_dlq(
+        self,
+        *,
+        kind: str | None = None,
+        queue: str | None = None,
+        tag: str | None = None,
+        reason: DeadLetter | ReasonName | None = None,
+        older_than: Seconds | None = None,
+        limit: int | None = None,
+        allow_all: bool = False,
+    ) -> Op[int]:
+        """Delete dead letters for good, and return how many. Conditions and batches as `retry_all_from_dlq`.
+
+        Raises:
+            ValidationError: There is no condition, or naming the one that is wrong.
+        """
+        which = _selection(kind, queue, tag, older_than, limit, reason=reason, allow_all=allow_all)
+        return self._store.purge_dlq(which)
+
+    def _or_why(self, op: Op[JobRow | None], id: int, fits: Callable[[JobRow], bool], only: str) -> Op[JobRow]:
+        """The job an Op gives; when it gives none, an error that says why, unless the job has moved meanwhile."""
+        look = self._store.get_job(id)
 
         def plan() -> Plan[JobRow]:
             for _ in range(_MOST_ASKS):
@@ -330,10 +486,9 @@ class Operations(Generic[C]):
                 job = yield from look.start()
                 if job is None:
                     raise JobNotFound(id)
-                if job.state not in {JobState.FAILED, JobState.CANCELLED}:
-                    raise ValidationError(
-                        "id", f"job {id} is {job.state}; only failed and cancelled jobs can be retried"
-                    )
+                if not fits(job):
+                    what = "a dead letter" if job.dlq_at is not None else job.state
+                    raise ValidationError("id", f"job {id} is {what}; {only}")
             _moving(id)
 
         return _as(op, plan)
@@ -388,6 +543,50 @@ def _state(value: object) -> JobState:
         shown = repr(value[:40]) if isinstance(value, str) else f"a value of type {type(value).__name__}"
         raise ValidationError("state", f"{shown} is none of {', '.join(JobState)}")
     return JobState(value)
+
+
+def _reason(value: object) -> DeadLetter:
+    if not isinstance(value, str) or value not in list(DeadLetter):
+        shown = repr(value[:40]) if isinstance(value, str) else f"a value of type {type(value).__name__}"
+        raise ValidationError("reason", f"{shown} is none of {', '.join(DeadLetter)}")
+    return DeadLetter(value)
+
+
+def _dlq_cursor(value: object) -> DlqCursor:
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise ValidationError(
+            "before", f"(dlq_at, id), as `next` of a page says, is needed, not {type(value).__name__}"
+        )
+    since = instant("before", value[0])
+    if since is None:
+        raise ValidationError("before", "has no time")
+    return since, _id(value[1], "before")
+
+
+def _selection(
+    kind: str | None,
+    queue: str | None,
+    tag: str | None,
+    older_than: Seconds | None,
+    limit: int | None,
+    *,
+    reason: DeadLetter | ReasonName | None = None,
+    allow_all: bool,
+) -> Selection:
+    """The conditions of a bulk call, of which there must be one, or the word that none is meant."""
+    found = Selection(
+        kind=None if kind is None else name("kind", kind),
+        queue=None if queue is None else name("queue", queue),
+        tag=None if tag is None else text("tag", tag),
+        reason=None if reason is None else _reason(reason),
+        older_than=None if older_than is None else seconds("older_than", older_than),
+        limit=None if limit is None else whole("limit", limit, 1, _BIGINT),
+    )
+    if not flag("allow_all", allow_all) and dataclasses.replace(found, limit=None) == Selection():
+        raise ValidationError(
+            "allow_all", "no condition says which jobs are meant; if it is all of them, say allow_all=True"
+        )
+    return found
 
 
 def _as(op: Op[Any], plan: Callable[[], Plan[T]]) -> Op[T]:

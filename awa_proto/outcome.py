@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from awa_proto.errors import TerminalError, ValidationError
 from awa_proto.job import Attempt, JobState
@@ -124,6 +124,12 @@ class DeadLetter(StrEnum):
     NO_CALLBACK = "wait_for_callback_contract_violation"
     MOVED = "moved"
     """By a person."""
+
+
+ReasonName: TypeAlias = Literal[
+    "max_attempts_exhausted", "terminal_error", "callback_timeout", "wait_for_callback_contract_violation", "moved"
+]
+"""A reason by its name, which is as good as the member."""
 
 
 @dataclass(frozen=True, slots=True)

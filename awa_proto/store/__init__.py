@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from awa_proto.extra import after_attempt
-from awa_proto.job import Attempt, JobRow, JobState
-from awa_proto.outcome import Transition
+from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
+from awa_proto.outcome import DeadLetter, Transition
 from awa_proto.plan import Op
 
 
@@ -188,6 +188,7 @@ class Cancelled(StrEnum):
 class QueueStat:
     """How many jobs of a queue are in each state. `available` and `completed` are capped counts of what is kept.
 
+    dlq: how many of the failed ones are dead letters.
     lag: seconds the oldest available job has been waiting, 0 when there is none.
     """
 
@@ -200,6 +201,7 @@ class QueueStat:
     failed: int = 0
     cancelled: int = 0
     waiting_external: int = 0
+    dlq: int = 0
     lag: float = 0.0
     paused: bool = False
     stripes: int = 1
@@ -214,6 +216,22 @@ class JobFilter:
     queue: str | None = None
     before_id: int | None = None
     limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which jobs of a table a bulk call or a list means: all conditions must hold; None is no condition.
+
+    reason: why they are dead letters (of those only). older_than: seconds since they failed, or became dead letters.
+    limit: most jobs changed; None for all.
+    """
+
+    kind: str | None = None
+    queue: str | None = None
+    tag: str | None = None
+    reason: DeadLetter | None = None
+    older_than: float | None = None
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +332,8 @@ class Store(Protocol):
     def retry(self, id: int) -> Op[JobRow | None]:
         """Make a failed or cancelled job available again, attempt 0. None when it is in no such state.
 
-        Raises UniqueConflict when another job has its unique key meanwhile; nothing changed.
+        A dead letter goes the way of `retry_from_dlq`. Raises UniqueConflict when another job has its unique key meanwhile;
+        nothing changed.
         """
         ...
 
@@ -322,6 +341,32 @@ class Store(Protocol):
         """Put a job nobody has claimed into another queue or priority (CANCELLED says that it was moved)."""
         ...
 
+    # dead letters. A bulk call is a statement for each bounded batch, committed by itself; it says how many it changed.
+    def list_dlq(self, which: Selection, *, limit: int, before: DlqCursor | None = None) -> Op[JobPage[DlqCursor]]:
+        """Dead letters, the newest first by (dlq_at, id)."""
+        ...
+
+    def dlq_depth(self, queue: str | None = None) -> Op[int]: ...
+
+    def retry_from_dlq(self, id: int, run_at: datetime | None = None) -> Op[JobRow | None]:
+        """A dead letter runs again, attempt 0, now or at run_at; errors are kept, progress is not. None: it is none."""
+        ...
+
+    def retry_all_from_dlq(self, which: Selection) -> Op[int]: ...
+
+    def move_to_dlq(self, id: int) -> Op[JobRow | None]:
+        """Make a failed job a dead letter. None when it is none that failed (cancelled ones did not)."""
+        ...
+
+    def move_failed_to_dlq(self, which: Selection) -> Op[int]: ...
+    def purge_dlq_job(self, id: int) -> Op[bool]: ...
+    def purge_dlq(self, which: Selection) -> Op[int]: ...
+
+    def prune_dlq(self, older_than: float, limit: int) -> Op[int]:
+        """Forget the oldest dead letters, at most `limit`, of those that became so longer ago than so many seconds."""
+        ...
+
+    # queues
     def queue_stats(self) -> Op[list[QueueStat]]: ...
     def pause_queue(self, queue: str, by: str | None) -> Op[None]: ...
     def resume_queue(self, queue: str) -> Op[None]: ...

@@ -20,7 +20,8 @@ from typing import TypeVar
 
 from awa_proto import extra as extras
 from awa_proto.errors import UniqueConflict, ValidationError
-from awa_proto.job import Attempt, JobRow, JobState
+from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
+from awa_proto.outcome import DeadLetter
 from awa_proto.plan import Op, Plan
 from awa_proto.store import (
     Cancelled,
@@ -35,6 +36,7 @@ from awa_proto.store import (
     QueueStat,
     Registration,
     Ring,
+    Selection,
     Verdict,
     Verdicts,
     WorkerInfo,
@@ -110,6 +112,7 @@ class _Tables:
     workers: dict[int, WorkerInfo] = field(default_factory=dict[int, WorkerInfo])
     available: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
     deferred: set[int] = field(default_factory=set[int])
+    last_id: int = 0
     last_instance: int = 0
     ring: Ring = field(default_factory=lambda: Ring(1))
     keys: dict[bytes, tuple[int, int]] = field(default_factory=dict[bytes, tuple[int, int]])
@@ -205,10 +208,10 @@ class MemoryStore:
                 if (held := self._held_by_another(new.unique.key)) is not None:
                     found.append((tables.jobs[held], False))
                     continue
-                tables.keys[new.unique.key] = len(tables.jobs) + 1, new.unique.states
+                tables.keys[new.unique.key] = tables.last_id + 1, new.unique.states
             due = new.run_at is None or new.run_at <= now
             job = _Job(
-                id=len(tables.jobs) + 1,
+                id=tables.last_id + 1,
                 kind=new.kind,
                 queue=new.queue,
                 args=new.args,
@@ -220,6 +223,7 @@ class MemoryStore:
                 extra=new.extra,
                 stripe=self._stripe(new.queue, int(self._random() * 2**31) if new.ordering is None else new.ordering),
             )
+            tables.last_id = job.id
             tables.jobs[job.id] = job
             self._index(job)
             found.append((job, True))
@@ -346,13 +350,13 @@ class MemoryStore:
         job.attempt = transition.attempt
         job.recorded = None  # the worker knew it, and says it itself
         job.extra = ended.extra or job.extra
-        if transition.dead_letter is not None:
-            job.dlq_reason, job.dlq_at = transition.dead_letter, transition.at
         if transition.to is JobState.COMPLETED:
             job.output = ended.output
         if transition.run_at is not None and transition.to is not JobState.AVAILABLE:
             job.run_at = transition.run_at
         self._move_to(job, transition.to, transition.at)
+        if transition.dead_letter is not None:
+            job.dlq_reason, job.dlq_at = transition.dead_letter, transition.at
         if transition.to is JobState.AVAILABLE:
             self._wake({job.queue})
         if ended.follow_ups:
@@ -417,7 +421,7 @@ class MemoryStore:
 
         def act() -> list[JobRow]:
             found = (job for _, job in sorted(self._tables.jobs.items(), reverse=True) if _matches(job, filter))
-            return [self._row(job) for job, _ in zip(found, range(filter.limit), strict=False)]
+            return [_listed(self._row(job)) for job, _ in zip(found, range(filter.limit), strict=False)]
 
         return _op("list_jobs", act, safe_to_retry=True)
 
@@ -455,14 +459,27 @@ class MemoryStore:
             job = self._tables.jobs.get(id)
             if job is None or job.state not in {JobState.FAILED, JobState.CANCELLED}:
                 return None
-            now = self._clock()
-            job.attempt = 0
-            job.run_at = now
-            self._move_to(job, JobState.AVAILABLE, now)
-            self._wake({job.queue})
+            self._run_again([job])
             return self._row(job)
 
         return _op("retry", act)
+
+    def _run_again(self, jobs: Sequence[_Job], run_at: datetime | None = None) -> None:
+        """From attempt 0, now or at run_at. A dead letter loses its progress."""
+        now = self._clock()
+        due = run_at is None or run_at <= now
+        for job in jobs:
+            if job.dlq_at is not None:
+                job.extra = extras.without(job.extra, "progress")
+            job.attempt = 0
+            job.run_at = now if run_at is None else run_at
+            job.attempted_at = None
+            self._move_to(job, JobState.AVAILABLE if due else JobState.SCHEDULED, now)
+        queues = {job.queue for job in jobs}
+        if due:
+            self._wake(queues)
+        elif run_at is not None and run_at < now + timedelta(seconds=PROMOTE_HINT):
+            self._wake(queues, hint=True)
 
     def move(self, id: int, *, queue: str | None = None, priority: int | None = None) -> Op[Cancelled]:
         """Put a job nobody has claimed into another queue or priority."""
@@ -487,6 +504,127 @@ class MemoryStore:
 
         return _op("move", act)
 
+    # dead letters
+
+    def list_dlq(self, which: Selection, *, limit: int, before: DlqCursor | None = None) -> Op[JobPage[DlqCursor]]:
+        """Dead letters, the newest first."""
+
+        def act() -> JobPage[DlqCursor]:
+            letters = sorted(((job.dlq_at, job.id, job) for job in self._letters(which) if job.dlq_at), reverse=True)
+            found = [job for at, id, job in letters if before is None or (at, id) < before]
+            page = JobPage[DlqCursor](_listed(self._row(job)) for job in found[:limit])
+            last = page[-1] if len(found) > limit else None
+            if last is not None and last.dlq_at is not None:
+                page.next = last.dlq_at, last.id
+            return page
+
+        return _op("list_dlq", act, safe_to_retry=True)
+
+    def dlq_depth(self, queue: str | None = None) -> Op[int]:
+        """How many dead letters there are."""
+        return _op("dlq_depth", lambda: len(self._letters(Selection(queue=queue))), safe_to_retry=True)
+
+    def retry_from_dlq(self, id: int, run_at: datetime | None = None) -> Op[JobRow | None]:
+        """A dead letter runs again."""
+
+        def act() -> JobRow | None:
+            job = self._tables.jobs.get(id)
+            if job is None or job.dlq_at is None:
+                return None
+            self._run_again([job], None if run_at is None else run_at.astimezone(UTC))
+            return self._row(job)
+
+        return _op("retry_from_dlq", act)
+
+    def retry_all_from_dlq(self, which: Selection) -> Op[int]:
+        """Dead letters run again, the lowest ids first."""
+
+        def act() -> int:
+            jobs = self._letters(which)[: which.limit]
+            self._run_again(jobs)
+            return len(jobs)
+
+        return _op("retry_all_from_dlq", act, safe_to_retry=True)
+
+    def move_to_dlq(self, id: int) -> Op[JobRow | None]:
+        """A failed job becomes a dead letter."""
+
+        def act() -> JobRow | None:
+            job = self._tables.jobs.get(id)
+            if job is None or job.state is not JobState.FAILED or job.dlq_at is not None:
+                return None
+            job.dlq_reason, job.dlq_at = DeadLetter.MOVED, self._clock()
+            return self._row(job)
+
+        return _op("move_to_dlq", act)
+
+    def move_failed_to_dlq(self, which: Selection) -> Op[int]:
+        """Failed jobs become dead letters."""
+
+        def act() -> int:
+            jobs = self._failed(which)[: which.limit]
+            for job in jobs:
+                job.dlq_reason, job.dlq_at = DeadLetter.MOVED, self._clock()
+            return len(jobs)
+
+        return _op("move_failed_to_dlq", act, safe_to_retry=True)
+
+    def purge_dlq_job(self, id: int) -> Op[bool]:
+        """A dead letter is gone for good."""
+
+        def act() -> bool:
+            job = self._tables.jobs.get(id)
+            if job is None or job.dlq_at is None:
+                return False
+            self._forget([job])
+            return True
+
+        return _op("purge_dlq_job", act, safe_to_retry=True)
+
+    def purge_dlq(self, which: Selection) -> Op[int]:
+        """Dead letters are gone for good."""
+        return _op("purge_dlq", lambda: self._forget(self._letters(which)[: which.limit]), safe_to_retry=True)
+
+    def prune_dlq(self, older_than: float, limit: int) -> Op[int]:
+        """The oldest dead letters are gone for good."""
+
+        def act() -> int:
+            letters = self._letters(Selection(older_than=older_than))
+            return self._forget(sorted(letters, key=lambda job: (job.dlq_at, job.id))[:limit])
+
+        return _op("prune_dlq", act, safe_to_retry=True)
+
+    def _letters(self, which: Selection) -> list[_Job]:
+        return [job for job in self._selected(which) if job.dlq_at is not None and self._long_ago(job.dlq_at, which)]
+
+    def _failed(self, which: Selection) -> list[_Job]:
+        """Failed jobs that are no dead letters."""
+        return [
+            job
+            for job in self._selected(which)
+            if job.state is JobState.FAILED and job.dlq_at is None and self._long_ago(job.finalized_at, which)
+        ]
+
+    def _selected(self, which: Selection) -> list[_Job]:
+        return [
+            job
+            for job in self._tables.jobs.values()
+            if (which.kind is None or job.kind == which.kind)
+            and (which.queue is None or job.queue == which.queue)
+            and (which.tag is None or which.tag in extras.decode(job.extra).get("tags", ()))
+            and (which.reason is None or job.dlq_reason == which.reason)
+        ]
+
+    def _long_ago(self, at: datetime | None, which: Selection) -> bool:
+        if which.older_than is None:
+            return True
+        return at is not None and (self._clock() - at).total_seconds() > which.older_than
+
+    def _forget(self, jobs: Sequence[_Job]) -> int:
+        for job in jobs:
+            del self._tables.jobs[job.id]
+        return len(jobs)
+
     def queue_stats(self) -> Op[list[QueueStat]]:
         """How many jobs of each queue are in each state, by name."""
 
@@ -500,7 +638,10 @@ class MemoryStore:
                 oldest = min((job.run_at for job in mine if job.state is JobState.AVAILABLE), default=now)
                 settings = self._tables.settings.get(queue, QueueSettings())
                 lag = max(0.0, (now - oldest).total_seconds())
-                stats.append(QueueStat(queue, **counts, lag=lag, paused=settings.paused, stripes=settings.stripes))
+                dlq = sum(job.dlq_at is not None for job in mine)
+                stats.append(
+                    QueueStat(queue, **counts, dlq=dlq, lag=lag, paused=settings.paused, stripes=settings.stripes)
+                )
             return stats
 
         return _op("queue_stats", act, safe_to_retry=True)
@@ -560,6 +701,7 @@ class MemoryStore:
         job.state = state
         job.claim = None
         job.deadline_at = None
+        job.dlq_reason = job.dlq_at = None
         job.finalized_at = at if state.is_terminal or state is JobState.RETRYABLE else None
         if state is JobState.AVAILABLE:
             job.attempted_at = None
@@ -595,6 +737,12 @@ class MemoryStore:
             dlq_reason=job.dlq_reason,
             dlq_at=job.dlq_at,
         )
+
+
+def _listed(row: JobRow) -> JobRow:
+    """As a list shows it."""
+    row.extra_json = extras.without_outputs(row.extra_json)
+    return row
 
 
 def _urgency(job: _Job, aging: float, now: datetime) -> tuple[int, datetime, int, int]:

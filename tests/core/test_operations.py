@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import pytest
 from typing_extensions import override
@@ -16,6 +16,7 @@ from awa_proto.errors import DatabaseError, Failure, JobNotFound, SerializationE
 from awa_proto.job import JobState
 from awa_proto.operations import MOST_LISTED, Operations
 from awa_proto.options import EnqueueRequest
+from awa_proto.outcome import DeadLetter, ReasonName
 from awa_proto.plan import Op, Plan, Statement
 from awa_proto.registry import Registry
 from awa_proto.schema import migrate
@@ -324,3 +325,52 @@ def test_each_statement_of_a_migration_has_a_name_of_its_own() -> None:
             assert texts.setdefault(step.name, step.sql) == step.sql
             step = plan.send(answers.get(step.name, []))
     assert {"migrate.prepare.1", "migrate.prepare.2", "migrate.0001.1", "migrate.0001.2"} < set(texts)
+
+
+BULK = ["retry_all_from_dlq", "move_failed_to_dlq", "purge_dlq"]
+
+
+@pytest.mark.parametrize("call", BULK)
+def test_a_bulk_call_without_a_condition_has_to_say_that_it_means_all(calls: Operations[Any], call: str) -> None:
+    for options in ({}, {"limit": 5}, {"allow_all": False}):
+        with pytest.raises(ValidationError) as caught:
+            getattr(calls, call)(**options)
+        assert caught.value.field == "allow_all"
+    assert run(getattr(calls, call)(allow_all=True)) == 0
+    assert run(getattr(calls, call)(older_than=0)) == 0
+
+
+@pytest.mark.parametrize("call", BULK)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("kind", ""), ("queue", "a\0"), ("tag", 5), ("older_than", -1), ("older_than", True), ("limit", 0), ("limit", 2.5),
+     ("allow_all", 1)],
+)  # fmt: skip
+def test_a_wrong_condition_of_a_bulk_call_is_named(calls: Operations[Any], call: str, option: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        getattr(calls, call)(**{"queue": "q", option: value})
+    assert caught.value.field == option
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("reason", "because"), ("reason", 5), ("limit", 0), ("limit", MOST_LISTED + 1), ("before", 5), ("before", (1, 2, 3)),
+     ("before", ("x", 1)), ("before", (None, 1)), ("before", (NOW.replace(tzinfo=None), 1)), ("before", (NOW, "1"))],
+)  # fmt: skip
+def test_a_wrong_condition_of_a_list_of_dead_letters_is_named(calls: Operations[Any], option: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        calls.list_dlq(**{option: value})
+    assert caught.value.field == option
+
+
+def test_a_reason_is_named_or_given(calls: Operations[Any]) -> None:
+    assert run(calls.list_dlq(reason="terminal_error")) == run(calls.list_dlq(reason=DeadLetter.TERMINAL)) == []
+    assert set(get_args(ReasonName)) == set(DeadLetter)
+
+
+@pytest.mark.parametrize("call", ["retry_from_dlq", "move_to_dlq", "purge_dlq_job", "get_dlq_job"])
+@pytest.mark.parametrize("id", [-1, 2**63, "1", True, None])
+def test_what_cannot_be_the_id_of_a_dead_letter_is_refused(calls: Operations[Any], call: str, id: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        getattr(calls, call)(id)
+    assert caught.value.field == "id"

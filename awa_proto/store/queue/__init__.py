@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
-from awa_proto.job import JobRow
+from awa_proto.job import DlqCursor, JobPage, JobRow
 from awa_proto.plan import Op
 from awa_proto.store import (
     Cancelled,
@@ -20,6 +20,7 @@ from awa_proto.store import (
     QueueStat,
     Registration,
     Ring,
+    Selection,
     Verdicts,
     WorkerInfo,
 )
@@ -27,6 +28,7 @@ from awa_proto.store.queue import (
     attempts,
     claim,
     close,
+    dead_letters,
     enqueue,
     listening,
     people,
@@ -108,6 +110,33 @@ class QueueStore:
 
     def move(self, id: int, *, queue: str | None = None, priority: int | None = None) -> Op[Cancelled]:
         return people.move(self._names, id, queue, priority)
+
+    def list_dlq(self, which: Selection, *, limit: int, before: DlqCursor | None = None) -> Op[JobPage[DlqCursor]]:
+        return dead_letters.list_dlq(self._names, which, limit, before)
+
+    def dlq_depth(self, queue: str | None = None) -> Op[int]:
+        return dead_letters.dlq_depth(self._names, queue)
+
+    def retry_from_dlq(self, id: int, run_at: datetime | None = None) -> Op[JobRow | None]:
+        return dead_letters.retry_from_dlq(self._names, id, run_at)
+
+    def retry_all_from_dlq(self, which: Selection) -> Op[int]:
+        return dead_letters.retry_all_from_dlq(self._names, which)
+
+    def move_to_dlq(self, id: int) -> Op[JobRow | None]:
+        return dead_letters.move_to_dlq(self._names, id)
+
+    def move_failed_to_dlq(self, which: Selection) -> Op[int]:
+        return dead_letters.move_failed_to_dlq(self._names, which)
+
+    def purge_dlq_job(self, id: int) -> Op[bool]:
+        return dead_letters.purge_dlq_job(self._names, id)
+
+    def purge_dlq(self, which: Selection) -> Op[int]:
+        return dead_letters.purge_dlq(self._names, which)
+
+    def prune_dlq(self, older_than: float, limit: int) -> Op[int]:
+        return dead_letters.prune_dlq(self._names, older_than, limit)
 
     def queue_stats(self) -> Op[list[QueueStat]]:
         return reads.queue_stats(self._names)

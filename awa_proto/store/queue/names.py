@@ -13,6 +13,11 @@ BODY = "priority, stripe, attempt, max_attempts, run_lease, run_at, created_at, 
 """The immutable body of a job, which every table has and every move carries."""
 
 
+def body(**changes: str) -> str:
+    """SQL: the columns of BODY, some of them said in another way."""
+    return ", ".join(changes.get(column, column) for column in BODY.split(", "))
+
+
 @dataclass(frozen=True)
 class Names:
     """The names of one schema.

@@ -16,7 +16,8 @@ from awa_proto.plan import Op, Plan, Statement
 from awa_proto.store import Cancelled, Ended
 from awa_proto.store.queue.claim import claimed
 from awa_proto.store.queue.close import CODES, statement
-from awa_proto.store.queue.names import BODY, Names
+from awa_proto.store.queue.dead_letters import WITHOUT_PROGRESS
+from awa_proto.store.queue.names import BODY, Names, body
 from awa_proto.store.queue.reads import JOB, fate, job_row
 
 _CANCELLED = CODES[JobState.CANCELLED]
@@ -33,12 +34,14 @@ RETURNING id"""
 
 @lru_cache
 def _locate_sql(n: Names) -> str:
-    """$1 id. Where the job is: 0 deferred, 1 failed, 2 in a log, in that order."""
+    """$1 id. Where the job is: 0 deferred, 1 failed or a dead letter, 2 in a log, in that order."""
     return f"""
 SELECT 0, 0::smallint, 0::smallint, NULL::bigint, NULL::smallint, NULL::bigint, 0, clock_timestamp()
 FROM {n.s}.deferred WHERE id = $1::bigint
 UNION ALL
 SELECT 1, 0, state, NULL, NULL, NULL, 0, clock_timestamp() FROM {n.s}.failed WHERE id = $1::bigint
+UNION ALL
+SELECT 1, 0, state, NULL, NULL, NULL, 0, clock_timestamp() FROM {n.s}.dlq WHERE id = $1::bigint
 UNION ALL
 (SELECT 2, r.seg, k.outcome, t.claim_id, t.idx, t.lease, r.attempt + 1, clock_timestamp()
  FROM {n.s}.ready r{fate(n, "r")}
@@ -91,13 +94,15 @@ def _into_failed(n: Names) -> str:
 
 def _into_lane(n: Names) -> str:
     """$2 queue or NULL, $3 priority or NULL."""
-    body = BODY.replace("priority, stripe", "coalesce($3::smallint, priority), stripe", 1)
-    body = body.replace("queue, kind", "coalesce($2::text, queue), kind", 1)
     stripe = n.stripe("coalesce($2::text, queue)", "id")
-    body = body.replace("stripe", f"CASE WHEN $2::text IS NULL THEN stripe ELSE {stripe} END", 1)
+    moved = body(
+        priority="coalesce($3::smallint, priority)",
+        queue="coalesce($2::text, queue)",
+        stripe=f"CASE WHEN $2::text IS NULL THEN stripe ELSE {stripe} END",
+    )
     return f"""
   INSERT INTO {n.s}.ready (seg, id, {BODY})
-  SELECT {n.open_segment}, id, {body} FROM gone
+  SELECT {n.open_segment}, id, {moved} FROM gone
   RETURNING id"""
 
 
@@ -175,25 +180,27 @@ def move(n: Names, id: int, queue: str | None, priority: int | None) -> Op[Cance
 
 @lru_cache
 def _retry_sql(n: Names) -> str:
-    body = BODY.replace("attempt,", "0,", 1).replace("run_at", "now()", 1)
     return f"""
 WITH gone AS (DELETE FROM {n.s}.failed WHERE id = $1::bigint RETURNING *),
+letter AS (DELETE FROM {n.s}.dlq WHERE id = $1::bigint RETURNING *),
 back AS (
   INSERT INTO {n.s}.ready (seg, id, {BODY})
-  SELECT {n.open_segment}, id, {body} FROM gone
+  SELECT {n.open_segment}, id, {body(attempt="0", run_at="now()")} FROM gone
+  UNION ALL
+  SELECT {n.open_segment}, id, {body(attempt="0", run_at="now()", extra=WITHOUT_PROGRESS)} FROM letter
   RETURNING *
 )
 SELECT {JOB}, {n.wake("queue")} FROM (
   SELECT b.*, {CODES[JobState.AVAILABLE]} AS state, NULL::timestamptz AS attempted_at, NULL::timestamptz AS deadline_at,
-         NULL::timestamptz AS finalized_at
+         NULL::timestamptz AS finalized_at, NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, NULL::json AS output
   FROM back b) j"""
 
 
 def retry(n: Names, id: int) -> Op[JobRow | None]:
-    """A failed or cancelled job runs again, from attempt 0. None when it is neither."""
+    """A failed or cancelled job runs again, from attempt 0; of a dead letter the progress is dropped. None: it is neither."""
 
     def plan() -> Plan[JobRow | None]:
         rows = yield Statement("retry", _retry_sql(n), (id,))
-        return job_row(rows[0][:15]) if rows else None
+        return job_row(rows[0][:18]) if rows else None
 
     return Op("retry", plan)

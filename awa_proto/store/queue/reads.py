@@ -15,6 +15,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
+from awa_proto import extra as extras
 from awa_proto.job import JobRow, JobState
 from awa_proto.plan import Op, Plan, Row, Rows, Statement
 from awa_proto.store import JobFilter, QueueStat
@@ -65,8 +66,9 @@ _CURRENT = f"CASE WHEN k.outcome IS NULL THEN true ELSE k.outcome = {_COMPLETED}
 seems to need the whole log, passes jit_above_cost, and is compiled first: half a second."""
 
 JOB = """id, kind, queue, args::text, state, priority, attempt, run_lease, max_attempts, run_at, created_at,
-  attempted_at, deadline_at, finalized_at, extra::text"""
+  attempted_at, deadline_at, finalized_at, extra::text, dlq_reason, dlq_at, output::text"""
 """The columns `job_row` reads."""
+_NO_LETTER = "NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, NULL::json AS output"
 
 
 def _logged(n: Names, where: str, rest: str) -> str:
@@ -77,7 +79,7 @@ SELECT r.id, r.kind, r.queue, r.args, {_STATE} AS state, r.priority,
        r.run_at, r.created_at, t.claimed_at AS attempted_at,
        CASE WHEN k.outcome IS NULL
          THEN coalesce(t.claimed_at + (r.extra->>'deadline')::float8 * interval '1 s', t.deadline_at) END AS deadline_at,
-       k.closed_at AS finalized_at, r.extra
+       k.closed_at AS finalized_at, r.extra, {_NO_LETTER}
 FROM {n.s}.ready r{fate(n, "r")}
 WHERE {_CURRENT} AND {where}
 {rest}"""
@@ -89,7 +91,7 @@ def _running(n: Names, where: str, rest: str) -> str:
 SELECT r.id, r.kind, r.queue, r.args, {CODES[JobState.RUNNING]} AS state, r.priority, r.attempt + 1 AS attempt,
        c.lease AS run_lease, r.max_attempts, r.run_at, r.created_at, c.claimed_at AS attempted_at,
        coalesce(c.claimed_at + (r.extra->>'deadline')::float8 * interval '1 s', c.deadline_at) AS deadline_at,
-       NULL::timestamptz AS finalized_at, r.extra
+       NULL::timestamptz AS finalized_at, r.extra, {_NO_LETTER}
 FROM (
   SELECT c.*, coalesce(k.idx, '{{}}') AS closed FROM {n.s}.claims c LEFT JOIN (
     SELECT k.seg, k.claim_id, array_agg(i) AS idx
@@ -109,7 +111,7 @@ def _available(n: Names, where: str, rest: str) -> str:
     return f"""
 SELECT r.id, r.kind, r.queue, r.args, {CODES[JobState.AVAILABLE]} AS state, r.priority, r.attempt, r.run_lease, r.max_attempts,
        r.run_at, r.created_at, NULL::timestamptz AS attempted_at, NULL::timestamptz AS deadline_at,
-       NULL::timestamptz AS finalized_at, r.extra
+       NULL::timestamptz AS finalized_at, r.extra, {_NO_LETTER}
 FROM {n.s}.ready r LEFT JOIN LATERAL (
   SELECT c.* FROM {n.s}.claims c
   WHERE c.seg = r.seg AND c.queue = r.queue AND c.priority = r.priority AND c.stripe = r.stripe
@@ -118,11 +120,12 @@ WHERE (c.turn IS NULL OR NOT {claimed("r", "c")}) AND {where}
 {rest}"""
 
 
-def _beside(n: Names, table: str, where: str, rest: str) -> str:
-    """Rows of `deferred` or `failed`, with the columns of JOB."""
+def beside(n: Names, table: str, where: str, rest: str) -> str:
+    """Rows of `deferred`, `failed` or `dlq`, with the columns of JOB."""
+    letter = "r.dlq_reason, r.dlq_at, NULL::json AS output" if table == "dlq" else _NO_LETTER
     return f"""
 SELECT r.id, r.kind, r.queue, r.args, r.state, r.priority, r.attempt, r.run_lease, r.max_attempts, r.run_at, r.created_at,
-       r.attempted_at, NULL::timestamptz AS deadline_at, r.finalized_at, r.extra
+       r.attempted_at, NULL::timestamptz AS deadline_at, r.finalized_at, r.extra, {letter}
 FROM {n.s}.{table} r
 WHERE {where}
 {rest}"""
@@ -130,8 +133,12 @@ WHERE {where}
 
 def job_row(row: Row) -> JobRow:
     """A row of JOB as the row that users see."""
-    id, kind, queue, args, state, priority, attempt, run_lease, max_attempts, *times, extra = row
-    run_at, created_at, attempted_at, deadline_at, finalized_at = (at and at.astimezone(UTC) for at in times)
+    id, kind, queue, args, state, priority, attempt, run_lease, max_attempts, *times, extra, reason, dlq_at, output = (
+        row
+    )
+    run_at, created_at, attempted_at, deadline_at, finalized_at, dlq_at = (
+        at and at.astimezone(UTC) for at in (*times, dlq_at)
+    )
     return JobRow(
         id,
         kind,
@@ -148,7 +155,17 @@ def job_row(row: Row) -> JobRow:
         deadline_at,
         finalized_at,
         extra,
+        output,
+        reason,
+        dlq_at,
     )
+
+
+def listed(row: Row) -> JobRow:
+    """The same in a list, where the outputs of failed attempts are left out."""
+    job = job_row(row)
+    job.extra_json = extras.without_outputs(job.extra_json)
+    return job
 
 
 @lru_cache
@@ -157,9 +174,11 @@ def get_sql(n: Names) -> str:
     mine = "r.id = $1::bigint"
     return f"""
 SELECT {JOB} FROM (
-  ({_beside(n, "deferred", mine, "")})
+  ({beside(n, "deferred", mine, "")})
   UNION ALL
-  ({_beside(n, "failed", mine, "")})
+  ({beside(n, "failed", mine, "")})
+  UNION ALL
+  ({beside(n, "dlq", mine, "")})
   UNION ALL
   ({_logged(n, mine, "ORDER BY r.id DESC, r.run_lease DESC LIMIT 1")})
 ) j LIMIT 1"""
@@ -200,9 +219,11 @@ def list_sql(n: Names, state: JobState | None, kind: bool, queue: bool) -> str:
     newest = "ORDER BY r.id DESC LIMIT $2::int"
     parts: list[str] = []
     if state is None or state in _IN_DEFERRED:
-        parts.append(_beside(n, "deferred", where + (f" AND r.state = {CODES[state]}" if state else ""), newest))
+        parts.append(beside(n, "deferred", where + (f" AND r.state = {CODES[state]}" if state else ""), newest))
     if state is None or state in _IN_FAILED:
-        parts.append(_beside(n, "failed", where + (f" AND r.state = {CODES[state]}" if state else ""), newest))
+        parts.append(beside(n, "failed", where + (f" AND r.state = {CODES[state]}" if state else ""), newest))
+    if state is None or state is JobState.FAILED:
+        parts.append(beside(n, "dlq", where, newest))
     if state is JobState.RUNNING:
         parts.append(_running(n, where, newest))
     elif state is JobState.AVAILABLE:
@@ -210,7 +231,7 @@ def list_sql(n: Names, state: JobState | None, kind: bool, queue: bool) -> str:
     elif state is None or state is JobState.COMPLETED:
         parts.append(_logged(n, where + (" AND k.outcome IS NOT NULL" if state else ""), newest))
     if not parts:
-        return f"SELECT {JOB} FROM ({_beside(n, 'failed', 'false AND ' + where + ' AND $2::int > 0', '')}) j"
+        return f"SELECT {JOB} FROM ({beside(n, 'failed', 'false AND ' + where + ' AND $2::int > 0', '')}) j"
     union_all = ")\nUNION ALL\n(".join(parts)
     return f"SELECT {JOB} FROM (\n({union_all})\n) j ORDER BY id DESC LIMIT $2::int"
 
@@ -233,7 +254,7 @@ def list_jobs(n: Names, f: JobFilter) -> Op[list[JobRow]]:
         while len(found) < f.limit:
             page = min(_PAGE, f.limit - len(found))
             rows: Rows = yield Statement(name, sql, (before, page, *conditions))
-            found += [job_row(row) for row in rows]
+            found += [listed(row) for row in rows]
             if len(rows) < page:
                 break
             before = found[-1].id
@@ -263,7 +284,8 @@ FROM available a FULL JOIN claimed c USING (queue)"""
 def _counts_beside_sql(n: Names) -> str:
     return f"""
 SELECT queue, state, count(*) FROM (
-  SELECT queue, state FROM {n.s}.deferred UNION ALL SELECT queue, state FROM {n.s}.failed) j
+  SELECT queue, state FROM {n.s}.deferred UNION ALL SELECT queue, state FROM {n.s}.failed
+  UNION ALL SELECT queue, state FROM {n.s}.dlq) j
 GROUP BY queue, state"""
 
 
@@ -274,8 +296,9 @@ def queue_stats(n: Names) -> Op[list[QueueStat]]:
         used = yield Statement(
             "segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'"
         )
-        beside, said, *logs = yield (
+        beside, letters, said, *logs = yield (
             Statement("stats.beside", _counts_beside_sql(n)),
+            Statement("stats.dlq", f"SELECT queue, count(*) FROM {n.s}.dlq GROUP BY queue"),
             Statement("stats.queues", f"SELECT queue, paused_at IS NOT NULL, stripes FROM {n.s}.queues"),
             *(Statement(f"stats.{s}", _counts_sql(n, s)) for s, _ in used),
         )
@@ -288,6 +311,8 @@ def queue_stats(n: Names) -> Op[list[QueueStat]]:
                 stat["lag"] = max(stat.get("lag", 0.0), (used[0][1] - oldest).total_seconds())
         for queue, state, count in beside:
             found.setdefault(queue, {})[_STATES[state].value] = count
+        for queue, count in letters:
+            found.setdefault(queue, {})["dlq"] = count
         for queue, paused, stripes in said:
             found.setdefault(queue, {}).update(paused=paused, stripes=stripes)
         return [QueueStat(queue, **found[queue]) for queue in sorted(found)]

@@ -4,7 +4,7 @@ A scenario is an async function of a `Kit`, or of a `DatabaseKit` when it needs 
 promise of the store, its body the proof. It speaks anyio only. It is given a store without jobs, and may leave anything
 behind.
 
-    enqueue, claim, close, deferred, people, unique, reads, queues   one concern each; most need no database
+    enqueue, claim, close, deferred, people, unique, dead_letters, reads, queues   one concern each; most need no database
     turns, closers                                                   the same beside transactions that are open
     ring, listening, migration                                       what only queue storage has
 """
@@ -21,6 +21,7 @@ from awa_proto.testing.conformance import (
     claim,
     close,
     closers,
+    dead_letters,
     deferred,
     enqueue,
     listening,
@@ -33,7 +34,22 @@ from awa_proto.testing.conformance import (
     unique,
 )
 
-_MODULES = (enqueue, claim, turns, close, closers, deferred, people, unique, reads, queues, ring, listening, migration)
+_MODULES = (
+    enqueue,
+    claim,
+    turns,
+    close,
+    closers,
+    deferred,
+    people,
+    unique,
+    dead_letters,
+    reads,
+    queues,
+    ring,
+    listening,
+    migration,
+)
 
 
 @dataclass(frozen=True, slots=True)
