@@ -10,7 +10,7 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from functools import partial
@@ -27,6 +27,7 @@ from awa_asyncio.connections import (
     driver_of_connection,
     driver_of_pool,
 )
+from awa_asyncio.hooks import HookRunner
 from awa_asyncio.job import BlockingJob, Job
 from awa_asyncio.running import run
 from awa_asyncio.tasks import Tasks
@@ -36,6 +37,7 @@ from awa_proto.blocking import BlockingClient
 from awa_proto.driving.awaited import bind
 from awa_proto.driving.per_loop import PerLoop
 from awa_proto.errors import ConfigurationError, ValidationError
+from awa_proto.events import AnyEvent
 from awa_proto.operations import Operations
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Row, Value
@@ -106,6 +108,7 @@ class Client(Tasks):
             now=partial(datetime.now, UTC),
         )
         self._opened: PerLoop[asyncio.AbstractEventLoop, Database] = PerLoop(_has_ended)
+        self._hook_runners: PerLoop[asyncio.AbstractEventLoop, HookRunner] = PerLoop(_has_ended)
         self._borrowing: dict[Driver, Database] = {}
 
     @property
@@ -137,7 +140,9 @@ class Client(Tasks):
             SchemaNotMigrated: There is no schema of this version; see `migrate`.
         """
         if op.using is None:
-            return await self._database().run(op)
+            result = await self._database().run(op)
+            self._tell(op.events)
+            return result
         driver = driver_of_connection(op.using)
         if driver not in self._borrowing:
             self._borrowing[driver] = database_of(driver)(
@@ -173,7 +178,7 @@ class Client(Tasks):
 
         Committed when the block ends, rolled back when an exception leaves it.
         """
-        return Transaction(self.operations, self._database().transaction())
+        return Transaction(self.operations, self._database().transaction(), self._tell)
 
     def worker(
         self,
@@ -212,6 +217,7 @@ class Client(Tasks):
             channel=self._application.store.channel,
             new_job=self._job_maker(),
             capacity=sum(queue.max_workers for queue in config.queues.values()),
+            happened=self._hook_runner().tell,
         )
 
     async def run(
@@ -251,6 +257,15 @@ class Client(Tasks):
 
         return new_job
 
+    def _tell(self, events: Sequence[AnyEvent]) -> None:
+        """Hooks of what a committed call did."""
+        for event in events:
+            self._hook_runner().tell(event)
+
+    def _hook_runner(self) -> HookRunner:
+        """The one of the event loop that runs."""
+        return self._hook_runners.get(asyncio.get_running_loop(), lambda: HookRunner(self._application.hook_queue()))
+
     def _database(self) -> Database:
         """The one of the event loop that runs: connections belong to a loop."""
         return self._opened.get(asyncio.get_running_loop(), self._new_database)
@@ -269,11 +284,18 @@ class Client(Tasks):
 class Transaction:
     """A transaction of a client's own connection, READ COMMITTED, for jobs and for SQL of the user. Entered once."""
 
-    def __init__(self, operations: Operations[Any], context: AbstractAsyncContextManager[Connection]) -> None:
-        """Made by `Client.transaction`."""
+    def __init__(
+        self,
+        operations: Operations[Any],
+        context: AbstractAsyncContextManager[Connection],
+        tell: Callable[[Sequence[AnyEvent]], None],
+    ) -> None:
+        """Made by `Client.transaction`. tell: calls hooks, once this is committed."""
         self.operations = operations
         self._context = context
         self._connection: Connection | None = None
+        self._tell = tell
+        self._events: list[AnyEvent] = []
 
     async def __aenter__(self) -> Self:
         self._connection = await self._context.__aenter__()
@@ -283,6 +305,8 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._context.__aexit__(kind, error, trace)
+        if kind is None:
+            self._tell(self._events)
 
     async def execute(self, sql: str, /, *args: Value) -> None:
         """Run one statement of yours with placeholders `$1`, each with a cast: `$1::bigint`. Raises DatabaseError."""
@@ -296,7 +320,9 @@ class Transaction:
         """The result of an Op, inside of this transaction. Raises DatabaseError."""
         if op.using is not None:
             raise ValidationError("using", "a transaction has its connection; leave using= out")
-        return await self._entered().run(op)
+        result = await self._entered().run(op)
+        self._events += op.events
+        return result
 
     insert = bind(TransactionOps.insert)
     insert_many = bind(TransactionOps.insert_many)

@@ -4,6 +4,7 @@ What is exported here is what the packages `awa_asyncio`, `awa_trio` and `awa_sy
 its own: Client, Worker, Transaction, Tasks, Job and BlockingJob.
 """
 
+from awa_proto import events
 from awa_proto.args import JobArgs
 from awa_proto.blocking import BlockingClient
 from awa_proto.errors import (
@@ -21,6 +22,7 @@ from awa_proto.errors import (
     UnknownJobKind,
     ValidationError,
 )
+from awa_proto.events import JobEvent, RescueReason
 from awa_proto.job import JobPage, JobRow, JobState
 from awa_proto.options import EnqueueRequest, InsertOpts
 from awa_proto.outcome import Cancel, Completed, DeadLetter, Result, RetryAfter, Snooze, WaitForCallback
@@ -41,6 +43,7 @@ __all__ = [
     "Failure",
     "InsertOpts",
     "JobArgs",
+    "JobEvent",
     "JobNotFound",
     "JobPage",
     "JobRow",
@@ -48,6 +51,7 @@ __all__ = [
     "OutputError",
     "QueueConfig",
     "QueueStat",
+    "RescueReason",
     "Result",
     "RetryAfter",
     "SchemaNotMigrated",
@@ -61,4 +65,5 @@ __all__ = [
     "UnknownJobKind",
     "ValidationError",
     "WaitForCallback",
+    "events",
 ]

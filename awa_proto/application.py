@@ -9,6 +9,7 @@ from typing import Any, Final
 from awa_proto import args
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.followup import FollowUps
+from awa_proto.hooks import HookQueue
 from awa_proto.operations import Operations
 from awa_proto.options import flag, positive_seconds, text, whole
 from awa_proto.outcome import Seconds, seconds
@@ -65,7 +66,7 @@ class Application:
         self.registry = registry
         self.schema = schema
         self.store = QueueStore(schema, random=random)
-        self.operations: Operations[Any] = Operations(self.store, registry.tasks, schema, now)
+        self.operations: Operations[Any] = Operations(self.store, registry.tasks, schema, now, registry.hooks)
         self._random = random
 
     def load(self) -> None:
@@ -108,7 +109,12 @@ class Application:
             config=config,
             random=self._random,
             follow_ups=FollowUps(self.registry.follow_ups, self.operations.intake),
+            hooked=self.registry.hooks,
         )
+
+    def hook_queue(self) -> HookQueue:
+        """The way of events to hooks, for one event loop."""
+        return HookQueue(self.registry.hooks)
 
 
 def _registries(tasks: object) -> list[Registry]:

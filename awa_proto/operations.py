@@ -8,13 +8,16 @@ which types that may be is the driver's to say, and the core never looks at it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar, assert_never
 
+from awa_proto import events
 from awa_proto import schema as schema_
 from awa_proto.args import JobArgs
 from awa_proto.errors import DatabaseError, JobNotFound, UniqueConflict, ValidationError
+from awa_proto.events import AnyEvent
 from awa_proto.extra import compact
 from awa_proto.intake import Intake
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState, StateName
@@ -25,6 +28,8 @@ from awa_proto.recording import Recording
 from awa_proto.store import Cancelled, JobFilter, Progress, QueueStat, Selection, Store
 from awa_proto.task import Task
 from awa_proto.unique import UniqueFields, UniqueOpts
+
+_log = logging.getLogger("awa")
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -44,11 +49,20 @@ class Operations(Generic[C]):
 
     tasks: the kinds the client knows, as they are when a job is enqueued. schema: where `migrate` creates the store.
     now: the time of the host, for the periods of unique jobs.
+    hooked: the kinds that have hooks, as they are when something is done to a job.
     """
 
-    def __init__(self, store: Store, tasks: Mapping[str, Task], schema: str, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        tasks: Mapping[str, Task],
+        schema: str,
+        now: Callable[[], datetime],
+        hooked: Collection[str] = (),
+    ) -> None:
         self._store = store
         self.intake = Intake(tasks, now)
+        self._hooked = hooked
         self._schema = schema
 
     # enqueue
@@ -240,26 +254,26 @@ class Operations(Generic[C]):
         """Cancel a job that has not ended. True when this call ended it, False when it had ended before.
 
         A running job is cancelled at once, as far as the database is concerned; its handler is told, and whatever it
-        returns afterwards counts for nothing.
+        returns afterwards counts for nothing. Hooks of this client are told Cancelled, once it is committed.
 
         Args:
             id: The job's.
             using: A connection of your own, in whose open transaction this happens; until that ends, no worker claims
-                from the lane of the job.
+                from the lane of the job. No hook is told: whether you commit is not known here.
 
         Raises:
             JobNotFound: There is no such job.
         """
         op = self._store.cancel(_id(id))
 
-        def plan() -> Plan[bool]:
+        def plan() -> Plan[tuple[bool, list[AnyEvent]]]:
             for _ in range(_MOST_ASKS):
                 answer = yield from op.start()
                 match answer:
                     case Cancelled.CANCELLED | Cancelled.RUNNING:
-                        return True
+                        return True, (yield from self._cancelled(id, using))
                     case Cancelled.ENDED:
-                        return False
+                        return False, []
                     case Cancelled.NOT_FOUND:
                         raise JobNotFound(id)
                     case Cancelled.AGAIN:
@@ -268,7 +282,21 @@ class Operations(Generic[C]):
                         assert_never(answer)
             _moving(id)
 
-        return _as(op, plan).on(using)
+        return _telling(_as(op, plan)).on(using)
+
+    def _cancelled(self, id: int, using: C | None) -> Plan[list[AnyEvent]]:
+        """The event of a job that was cancelled. It is read only if there is anybody to tell.
+
+        A failure costs the event alone: what was done before it is done, and in a transaction its COMMIT says so again.
+        """
+        if using is not None or not self._hooked:
+            return []
+        try:
+            job = yield from self._store.get_job(id).start()
+        except DatabaseError as error:
+            _log.warning("hooks are not told that job %d was cancelled, since it could not be read: %s", id, error)
+            return []
+        return [events.Cancelled(job, None, "")] if job is not None and job.kind in self._hooked else []
 
     def cancel_by_unique_key(
         self,
@@ -297,20 +325,20 @@ class Operations(Generic[C]):
         """
         key = self.intake.key(kind=kind, args=args, queue=queue, by_period=by_period, at=at)
 
-        def plan() -> Plan[int | None]:
+        def plan() -> Plan[tuple[int | None, list[AnyEvent]]]:
             over: int | None = None
             for _ in range(_MOST_ASKS):
                 id = yield from self._store.holder(key).start()
                 if id is None or id == over:
-                    return None
+                    return None, []
                 answer = yield from self._store.cancel(id).start()
                 if answer in {Cancelled.CANCELLED, Cancelled.RUNNING}:
-                    return id
+                    return id, (yield from self._cancelled(id, using))
                 if answer is not Cancelled.AGAIN:  # it had ended, and another one may have got the key since
                     over = id
             raise DatabaseError("the job that has the unique key kept moving while it was asked for", "40001")
 
-        return Op("cancel_by_unique_key", plan, safe_to_retry=True).on(using)
+        return _telling(Op("cancel_by_unique_key", plan, safe_to_retry=True)).on(using)
 
     def retry(self, id: int, /) -> Op[JobRow]:
         """Make a failed or cancelled job available again, from attempt 0, and return it. Dead letters as `retry_from_dlq`.
@@ -592,6 +620,19 @@ def _selection(
 def _as(op: Op[Any], plan: Callable[[], Plan[T]]) -> Op[T]:
     """An Op of the same name and facts with another plan around it."""
     return dataclasses.replace(op, start=plan)
+
+
+def _telling(op: Op[tuple[T, Sequence[AnyEvent]]]) -> Op[T]:
+    """An Op whose plan gives its result, and beside it the events to tell after the commit."""
+    told: list[AnyEvent] = []
+
+    def plan() -> Plan[T]:
+        told.clear()  # of a run before, which was undone
+        result, found = yield from op.start()
+        told.extend(found)
+        return result
+
+    return dataclasses.replace(_as(op, plan), events=told)
 
 
 def _then(op: Op[T], change: Callable[[T], U]) -> Op[U]:

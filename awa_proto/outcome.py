@@ -243,7 +243,7 @@ def conclude(
             ending, delay, entry = _of_value(value)
         case Raised(error=error):
             ending = Ending.TERMINAL if issubclass(type(error), TerminalError) else Ending.ERROR
-            entry = {"error": describe(error), "traceback": _traceback(error)}
+            entry = {"error": describe(error), "traceback": traceback_of(error)}
         case Ending.DEADLINE:
             ending, entry = Ending.DEADLINE, {"error": "hard deadline exceeded"}
         case _:
@@ -316,7 +316,7 @@ def clean(text: str) -> str:
     return data[:MAX_ERROR_BYTES].decode(errors="ignore")
 
 
-def _traceback(error: BaseException) -> str:
+def traceback_of(error: BaseException) -> str:
     """The last lines of the traceback; of each exception only as many frames as could be among them."""
     try:
         lines = "".join(traceback.format_exception(error, limit=-_TRACEBACK_LINES)).splitlines()

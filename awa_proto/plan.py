@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import UUID
+
+from awa_proto.events import AnyEvent
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -81,6 +83,7 @@ class Op(Generic[T_co]):
     safe_to_retry: running it again is right although the first run may have committed.
     using: a connection of the caller, in whose open transaction the statements run; None: one of the client's own.
     timeout: seconds each statement may take; None: the database's own default.
+    events: what hooks are to be told of once it is committed; filled by its plan, so empty before and after a failure.
     """
 
     name: str
@@ -89,6 +92,7 @@ class Op(Generic[T_co]):
     safe_to_retry: bool = False
     using: object | None = None
     timeout: float | None = None
+    events: Sequence[AnyEvent] = field(default=(), compare=False)
 
     def on(self, connection: object | None) -> Op[T_co]:
         """The same Op inside the open transaction of a caller's connection."""

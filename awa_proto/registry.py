@@ -1,12 +1,14 @@
-"""Registry: the tasks of one application, without a database.
+"""Registry: the tasks and hooks of one application, without a database.
 
-`Tasks` and `Client` of each package hold one; their `task` decorator is typed for the package's own Job and ends here.
+`Tasks` and `Client` of each package hold one; their decorators are typed for the package's own Job and end here.
 A registry that another one includes stays connected to it, so a module that is imported later still counts.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -14,6 +16,7 @@ from typing import Any, TypeVar
 from awa_proto.args import build, decoder, kind_of
 from awa_proto.errors import ValidationError
 from awa_proto.followup import FollowUp, Registered
+from awa_proto.hooks import Hook
 from awa_proto.options import kind_among, name
 from awa_proto.outcome import Outcome
 from awa_proto.task import Task
@@ -22,21 +25,31 @@ H = TypeVar("H", bound=Callable[..., Any])
 
 
 class Registry:
-    """Tasks by their kind: each kind has one handler.
+    """Tasks by their kind, each kind with one handler; and hooks, each kind with as many as there are.
 
-    takes_coroutines: whether a handler may be a coroutine function; not where nothing could await it.
+    takes_coroutines: whether a handler or a hook may be a coroutine function; not where nothing could await it.
     """
 
     def __init__(self, *, takes_coroutines: bool = True) -> None:
         self._takes_coroutines = takes_coroutines
         self._tasks: dict[str, Task] = {}
         self._follow_ups: dict[str, dict[Outcome, tuple[FollowUp, ...]]] = {}
+        self._hooks: list[Hook] = []
+        self._hooks_by_kind: dict[str, tuple[Hook, ...]] = {}
         self._included_by: list[Registry] = []
 
     @property
     def tasks(self) -> Mapping[str, Task]:
         """The registered tasks by their kind, as they are now and as they become."""
         return MappingProxyType(self._tasks)
+
+    @property
+    def hooks(self) -> Mapping[str, tuple[Hook, ...]]:
+        """The hooks of each kind in the order they were registered, as they are now and as they become.
+
+        A hook for a class is a hook of every kind that a task of the class is registered for, else of the class's own kind.
+        """
+        return MappingProxyType(self._hooks_by_kind)
 
     @property
     def follow_ups(self) -> Registered:
@@ -68,32 +81,51 @@ class Registry:
         for registry in self._included_by:
             registry.check(task)
         self._tasks[task.kind] = task
+        self._sort_hooks()
         for registry in self._included_by:
             registry.add(task)
 
+    def add_hook(self, hook: Hook) -> None:
+        """Register a hook here, and in every registry that includes this one; the same hook counts once.
+
+        Raises ValidationError when it cannot be called with an event.
+        """
+        self.check_hook(hook)
+        for registry in self._included_by:
+            registry.check_hook(hook)
+        if hook not in self._hooks:
+            self._hooks.append(hook)
+            self._sort_hooks()
+        for registry in self._included_by:
+            registry.add_hook(hook)
+
     def include(self, other: Registry) -> None:
-        """Take over the tasks of another registry, those it has and those it will get. Raises as `add`."""
+        """Take over the tasks and hooks of another registry, those it has and those it will get. Raises as `add`."""
         for task in other.tasks.values():
             self.check(task)
+        for hook in other._hooks:
+            self.check_hook(hook)
         for task in other.tasks.values():
             self.add(task)
         for of_kind in other.follow_ups.values():
             for follow_ups in of_kind.values():
                 for each in follow_ups:
                     self.add_follow_up(each)
+        for hook in other._hooks:
+            self.add_hook(hook)
         other.inform(self)
 
     def inform(self, registry: Registry) -> None:
-        """Hand every later task to that registry too."""
+        """Hand every later task and hook to that registry too."""
         self._included_by.append(registry)
 
     def prepare(self) -> None:
-        """Build what reads the args of all tasks, so that a type pydantic cannot read is found before a job is claimed.
+        """Build what reads args for all tasks and hooks, so that a type pydantic cannot read is found before a claim.
 
         Raises SerializationError.
         """
-        for task in self._tasks.values():
-            build(task.args_type)
+        for args_type in [task.args_type for task in self._tasks.values()] + [hook.args_type for hook in self._hooks]:
+            build(args_type)
 
     def task(
         self, args_type: type[Any] | None, /, *, kind: str | None = None, queue: str | None = None, output: Any = None
@@ -116,27 +148,81 @@ class Registry:
 
         return register
 
+    def on_event(self, jobs: type[Any] | str, /, *, kind: str | None = None) -> Callable[[H], H]:
+        """The decorator that registers a hook; see `on_event` of each package."""
+        only: str | None = None
+        args_type: type[Any] | None = None
+        decode: Callable[[str], Any] = _plain
+        if isinstance(jobs, str):
+            if kind is not None:
+                raise ValidationError("kind", "it is given twice")
+            only = name("kind", jobs)
+        elif not isinstance(jobs, type):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValidationError("jobs", f"neither a class nor a kind: {_called(jobs)}")
+        elif jobs is dict:
+            raise ValidationError("jobs", "a dict has no kind; without a class write on_event(kind)")
+        else:
+            name("kind", kind_of(jobs))
+            only, args_type, decode = None if kind is None else name("kind", kind), jobs, decoder(jobs)
+
+        def register(function: H) -> H:
+            self.add_hook(Hook(only, args_type, function, decode, _is_coroutine_function(function), _called(function)))
+            return function
+
+        return register
+
     def check(self, task: Task) -> None:
         """Raise ValidationError when the task cannot be registered here."""
         before = self._tasks.get(task.kind)
         if before is not None and before is not task:
             raise ValidationError("kind", f"{task.kind!r} has a handler already: {_called(before.handler)}")
-        handler = task.handler
-        if not callable(handler):
-            raise ValidationError("handler", f"{_called(handler)} cannot be called")
-        if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
-            raise ValidationError("handler", f"{_called(handler)} is a generator function, whose body would never run")
-        if task.is_async and not self._takes_coroutines:
-            raise ValidationError("handler", f"{_called(handler)} is a coroutine function, which nothing here awaits")
+        self._check_function("handler", task.handler, "the job", is_async=task.is_async)
+
+    def check_hook(self, hook: Hook) -> None:
+        """Raise ValidationError when the hook cannot be registered here."""
+        self._check_function("hook", hook.function, "the event", is_async=hook.is_async)
+
+    def _check_function(self, field: str, function: Callable[..., Any], argument: str, *, is_async: bool) -> None:
+        if not callable(function):
+            raise ValidationError(field, f"{_called(function)} cannot be called")
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            raise ValidationError(field, f"{_called(function)} is a generator function, whose body would never run")
+        if is_async and not self._takes_coroutines:
+            raise ValidationError(field, f"{_called(function)} is a coroutine function, which nothing here awaits")
         try:
-            signature = inspect.signature(handler)
+            signature = inspect.signature(function)
         except (ValueError, TypeError):
             return  # a builtin that does not say, or an object that says something odd
         try:
             signature.bind(None)
         except TypeError as error:
-            message = f"{_called(handler)}{signature} cannot be called with the job alone: {error}"
-            raise ValidationError("handler", message) from None
+            message = f"{_called(function)}{signature} cannot be called with {argument} alone: {error}"
+            raise ValidationError(field, message) from None
+
+    def _sort_hooks(self) -> None:
+        """Which hooks belong to which kinds; anew, as a task may be registered after a hook for its class.
+
+        Kind by kind in place, since others read it meanwhile.
+        """
+        found: dict[str, tuple[Hook, ...]] = {}
+        for hook in self._hooks:
+            for kind in self._kinds_of(hook):
+                found[kind] = (*found.get(kind, ()), hook)
+        self._hooks_by_kind.update(found)
+        for kind in self._hooks_by_kind.keys() - found.keys():
+            del self._hooks_by_kind[kind]
+
+    def _kinds_of(self, hook: Hook) -> list[str]:
+        if hook.kind is not None:
+            return [hook.kind]
+        assert hook.args_type is not None
+        registered = [kind for kind, task in self._tasks.items() if task.args_type is hook.args_type]
+        return registered or [kind_of(hook.args_type)]
+
+
+def _plain(args: str) -> Any:
+    """Args as JSON says them, whatever they are: a hook that is registered for a kind hears of every job of it."""
+    return json.loads(args)
 
 
 def _is_coroutine_function(handler: object) -> bool:
@@ -145,6 +231,8 @@ def _is_coroutine_function(handler: object) -> bool:
 
 
 def _called(handler: object) -> str:
-    """Where a handler is written; of what has no name, the type."""
+    """Where a function is written; of what has no name, the type."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
     module, qualname = getattr(handler, "__module__", None), getattr(handler, "__qualname__", None)
     return f"{module}.{qualname}" if isinstance(qualname, str) else f"a value of type {type(handler).__qualname__}"

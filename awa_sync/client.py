@@ -10,7 +10,7 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import partial
@@ -21,12 +21,14 @@ from awa_proto.application import Application, known_dsn
 from awa_proto.binding import bind
 from awa_proto.driving.given import check_libpq_dsn
 from awa_proto.errors import ConfigurationError, ValidationError
+from awa_proto.events import AnyEvent
 from awa_proto.operations import Operations
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Row, Value
 from awa_proto.worker.config import QueueConfig, UnknownKinds
 from awa_proto.worker.events import StartJob, Stopped
 from awa_sync.connections import AnyConnection, AnyPool, check_connection, check_pool, database
+from awa_sync.hooks import HookRunner
 from awa_sync.job import Job
 from awa_sync.running import run
 from awa_sync.tasks import Tasks
@@ -91,6 +93,7 @@ class Client(Tasks):
         )
         self._opened: Database | None = None
         self._opening = threading.Lock()
+        self._hook_runner = HookRunner(self._application.hook_queue())
         self._borrowing: Database | None = None
 
     @property
@@ -123,7 +126,9 @@ class Client(Tasks):
             SchemaNotMigrated: There is no schema of this version; see `migrate`.
         """
         if op.using is None:
-            return self._database().run(op)
+            result = self._database().run(op)
+            self._tell(op.events)
+            return result
         check_connection(op.using)
         if self._borrowing is None:
             self._borrowing = database(
@@ -159,7 +164,7 @@ class Client(Tasks):
 
         Committed when the block ends, rolled back when an exception leaves it.
         """
-        return Transaction(self.operations, self._database().transaction())
+        return Transaction(self.operations, self._database().transaction(), self._tell)
 
     def worker(
         self,
@@ -199,6 +204,7 @@ class Client(Tasks):
             channel=self._application.store.channel,
             new_job=self._job_maker(),
             capacity=sum(queue.max_workers for queue in config.queues.values()),
+            happened=self._hook_runner.tell,
         )
 
     def run(
@@ -226,6 +232,11 @@ class Client(Tasks):
     def _job_maker(self) -> Callable[[StartJob], Job[Any]]:
         return lambda start: Job(start, self)
 
+    def _tell(self, events: Sequence[AnyEvent]) -> None:
+        """Hooks of what a committed call did."""
+        for event in events:
+            self._hook_runner.tell(event)
+
     def _database(self) -> Database:
         """The database, made by whichever thread needs it first."""
         with self._opening:
@@ -244,11 +255,18 @@ class Client(Tasks):
 class Transaction:
     """A transaction of a client's own connection, READ COMMITTED, for jobs and for SQL of the user. Entered once."""
 
-    def __init__(self, operations: Operations[Any], context: AbstractContextManager[Connection]) -> None:
-        """Made by `Client.transaction`."""
+    def __init__(
+        self,
+        operations: Operations[Any],
+        context: AbstractContextManager[Connection],
+        tell: Callable[[Sequence[AnyEvent]], None],
+    ) -> None:
+        """Made by `Client.transaction`. tell: calls hooks, once this is committed."""
         self.operations = operations
         self._context = context
         self._connection: Connection | None = None
+        self._tell = tell
+        self._events: list[AnyEvent] = []
 
     def __enter__(self) -> Self:
         self._connection = self._context.__enter__()
@@ -258,6 +276,8 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._context.__exit__(kind, error, trace)
+        if kind is None:
+            self._tell(self._events)
 
     def execute(self, sql: str, /, *args: Value) -> None:
         """Run one statement of yours with placeholders `$1`, each with a cast: `$1::bigint`. Raises DatabaseError."""
@@ -271,7 +291,9 @@ class Transaction:
         """The result of an Op, inside of this transaction. Raises DatabaseError."""
         if op.using is not None:
             raise ValidationError("using", "a transaction has its connection; leave using= out")
-        return self._entered().run(op)
+        result = self._entered().run(op)
+        self._events += op.events
+        return result
 
     insert = bind(TransactionOps.insert)
     insert_many = bind(TransactionOps.insert_many)

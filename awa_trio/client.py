@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from functools import partial
@@ -24,12 +24,14 @@ from awa_proto.driving.awaited import bind
 from awa_proto.driving.given import check_libpq_dsn
 from awa_proto.driving.per_loop import PerLoop
 from awa_proto.errors import ValidationError
+from awa_proto.events import AnyEvent
 from awa_proto.operations import Operations
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Row, Value
 from awa_proto.worker.config import QueueConfig, UnknownKinds
 from awa_proto.worker.events import StartJob, Stopped
 from awa_trio.connections import AnyConnection, AnyPool, check_connection, check_pool, database
+from awa_trio.hooks import HookRunner
 from awa_trio.job import BlockingJob, Job
 from awa_trio.running import run
 from awa_trio.tasks import Tasks
@@ -93,6 +95,7 @@ class Client(Tasks):
             now=partial(datetime.now, UTC),
         )
         self._opened: PerLoop[trio.lowlevel.TrioToken, Database] = PerLoop(_has_ended)
+        self._hook_runners: PerLoop[trio.lowlevel.TrioToken, HookRunner] = PerLoop(_has_ended)
         self._borrowing: Database | None = None
 
     @property
@@ -124,7 +127,9 @@ class Client(Tasks):
             SchemaNotMigrated: There is no schema of this version; see `migrate`.
         """
         if op.using is None:
-            return await self._database().run(op)
+            result = await self._database().run(op)
+            self._tell(op.events)
+            return result
         check_connection(op.using)
         if self._borrowing is None:
             self._borrowing = database(
@@ -160,7 +165,7 @@ class Client(Tasks):
 
         Committed when the block ends, rolled back when an exception leaves it.
         """
-        return Transaction(self.operations, self._database().transaction())
+        return Transaction(self.operations, self._database().transaction(), self._tell)
 
     def worker(
         self,
@@ -197,6 +202,7 @@ class Client(Tasks):
             channel=self._application.store.channel,
             new_job=self._job_maker(),
             capacity=sum(queue.max_workers for queue in config.queues.values()),
+            happened=self._hook_runner().tell,
         )
 
     async def run(
@@ -236,6 +242,17 @@ class Client(Tasks):
 
         return new_job
 
+    def _tell(self, events: Sequence[AnyEvent]) -> None:
+        """Hooks of what a committed call did."""
+        for event in events:
+            self._hook_runner().tell(event)
+
+    def _hook_runner(self) -> HookRunner:
+        """The one of the event loop that runs."""
+        return self._hook_runners.get(
+            trio.lowlevel.current_trio_token(), lambda: HookRunner(self._application.hook_queue())
+        )
+
     def _database(self) -> Database:
         """The one of the event loop that runs: connections belong to a loop."""
         return self._opened.get(trio.lowlevel.current_trio_token(), self._new_database)
@@ -254,11 +271,18 @@ class Client(Tasks):
 class Transaction:
     """A transaction of a client's own connection, READ COMMITTED, for jobs and for SQL of the user. Entered once."""
 
-    def __init__(self, operations: Operations[Any], context: AbstractAsyncContextManager[Connection]) -> None:
-        """Made by `Client.transaction`."""
+    def __init__(
+        self,
+        operations: Operations[Any],
+        context: AbstractAsyncContextManager[Connection],
+        tell: Callable[[Sequence[AnyEvent]], None],
+    ) -> None:
+        """Made by `Client.transaction`. tell: calls hooks, once this is committed."""
         self.operations = operations
         self._context = context
         self._connection: Connection | None = None
+        self._tell = tell
+        self._events: list[AnyEvent] = []
 
     async def __aenter__(self) -> Self:
         self._connection = await self._context.__aenter__()
@@ -268,6 +292,8 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._context.__aexit__(kind, error, trace)
+        if kind is None:
+            self._tell(self._events)
 
     async def execute(self, sql: str, /, *args: Value) -> None:
         """Run one statement of yours with placeholders `$1`, each with a cast: `$1::bigint`. Raises DatabaseError."""
@@ -281,7 +307,9 @@ class Transaction:
         """The result of an Op, inside of this transaction. Raises DatabaseError."""
         if op.using is not None:
             raise ValidationError("using", "a transaction has its connection; leave using= out")
-        return await self._entered().run(op)
+        result = await self._entered().run(op)
+        self._events += op.events
+        return result
 
     insert = bind(TransactionOps.insert)
     insert_many = bind(TransactionOps.insert_many)

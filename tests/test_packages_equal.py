@@ -26,6 +26,8 @@ ONLY_ASYNCIO = {("Client", "__init__"): {"driver"}}
 OWN_WORDS = {
     ("Tasks", "task"),  # which handlers there are: async or plain, and in blocking code plain ones only
     ("Client", "task"),
+    ("Tasks", "on_event"),
+    ("Client", "on_event"),
     ("Client", "worker"),  # what happens at a stop: a task is cancelled, a thread can only be told
     ("Worker", "__init__"),
     ("Worker", "stop"),

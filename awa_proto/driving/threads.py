@@ -1,14 +1,20 @@
-"""A bounded pool of threads for handlers that are plain functions (all of them, in blocking code).
+"""Pools of threads for handlers and hooks that are plain functions (all of them, in blocking code).
 
 Not `concurrent.futures`: the interpreter waits for its threads when it ends, so a handler that never returns would keep
-the process alive after a second SIGTERM. These are daemons. The owner counts what is under way, so that handing over an
-item is one put and no lock.
+the process alive after a second SIGTERM. These are daemons.
+
+`Threads` has an owner who counts what is under way, so that handing over an item is one put and no lock. `PassingThreads`
+has none, and need not be closed: a thread that has had nothing to do for a while ends.
 """
 
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from threading import Thread
-from typing import Generic, TypeVar
+from threading import Condition, Thread
+from typing import Final, Generic, TypeVar
+
+IDLE: Final = 5.0
+"""Seconds after which a thread without work ends, where nobody closes the pool."""
 
 T = TypeVar("T")
 
@@ -52,3 +58,43 @@ class Threads(Generic[T]):
         while (item := self._items.get()) is not None:
             self._serve(item)
             del item  # a waiting thread must not keep the last job alive
+
+
+class PassingThreads(Generic[T]):
+    """Threads that call `serve(item)` for every item, as many as there are items at a time; any thread may start one.
+
+    serve: must not raise.
+    """
+
+    def __init__(self, serve: Callable[[T], None], name: str, idle: float = IDLE) -> None:
+        self._serve = serve
+        self._name = name
+        self._seconds = idle
+        self._items: deque[T] = deque()
+        self._change = Condition()
+        self._idle = 0
+
+    def start(self, item: T) -> None:
+        """Hand over an item. Raises RuntimeError when there can be no new thread: there are too many, or Python ends."""
+        with self._change:
+            self._items.append(item)
+            if self._idle >= len(self._items):
+                self._change.notify()
+                return
+            try:
+                Thread(target=self._work, name=self._name, daemon=True).start()
+            except RuntimeError:
+                self._items.pop()
+                raise
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                self._idle += 1
+                self._change.wait_for(lambda: self._items, self._seconds)
+                self._idle -= 1
+                if not self._items:
+                    return
+                item = self._items.popleft()
+            self._serve(item)
+            del item  # a waiting thread must not keep the last one alive

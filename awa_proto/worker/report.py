@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from awa_proto.worker.events import Emit, Output
+from awa_proto.worker.events import Emit
 
 DEBUG: Final = 10
 INFO: Final = 20
@@ -21,12 +20,20 @@ SAMPLE: Final = 20
 """Lines of one key within `QUIET` seconds where each says something of its own, such as an attempt that failed."""
 
 
+class Said(Protocol):
+    """Where lines are put: a stream of outputs."""
+
+    def append(self, emit: Emit, /) -> object:
+        """Put one there."""
+        ...
+
+
 class Report:
     """Puts `Emit` outputs in the stream, at most one per key and `QUIET` seconds, except where every one counts."""
 
     __slots__ = ("_held", "_open", "_out", "_sampled", "_told")
 
-    def __init__(self, out: deque[Output]) -> None:
+    def __init__(self, out: Said) -> None:
         self._out = out
         self._told: dict[str, float] = {}
         self._held: dict[str, int] = {}

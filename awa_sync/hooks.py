@@ -1,0 +1,66 @@
+"""Hooks in blocking code: a thread for each. `HookQueue` decides what is called when.
+
+Nothing waits for a hook. The threads are daemons: when the process ends, so do they.
+"""
+
+import contextvars
+import logging
+import time
+from collections.abc import Callable
+from threading import Lock
+
+from awa_proto.driving.threads import PassingThreads
+from awa_proto.driving.working import tell
+from awa_proto.events import AnyEvent
+from awa_proto.hooks import HookOutput, HookQueue, RunHook
+from awa_proto.worker.events import Emit
+
+_log = logging.getLogger("awa")
+
+
+class HookRunner:
+    """Carries events to hooks, for one client; any thread may tell it of one."""
+
+    def __init__(self, queue: HookQueue) -> None:
+        self._queue = queue
+        self._lock = Lock()
+        self._threads: PassingThreads[RunHook] = PassingThreads(self._run, "awa hook")
+
+    def tell(self, event: AnyEvent) -> None:
+        """Let hooks be called with a committed event, and do not wait."""
+        context = contextvars.copy_context()
+        self._do(lambda now: self._queue.happened(event, now, context))
+
+    def _do(self, act: Callable[[float], None]) -> None:
+        """Something to the queue, and what it then says: outside of the lock, for a log handler may use the client too."""
+        with self._lock:
+            act(time.monotonic())
+            outputs: list[HookOutput] = []
+            while (output := self._queue.poll_output()) is not None:
+                outputs.append(output)
+        for output in outputs:
+            match output:
+                case RunHook():
+                    self._start(output)
+                case Emit():
+                    tell(output)
+
+    def _start(self, run: RunHook) -> None:
+        try:
+            self._threads.start(run)
+        except RuntimeError as error:
+            _log.warning("the hook %s was not called: %s", run.hook.name, error)
+            self._do(lambda _: self._queue.cut_off())
+
+    def _run(self, run: RunHook) -> None:
+        """A hook, in a thread."""
+        error: BaseException | None = None
+        context: contextvars.Context = run.context
+        try:
+            context.copy().run(run.call)
+        except BaseException as raised:  # noqa: BLE001  a hook ends nothing but itself
+            error = raised
+        self._ended(run, error)
+
+    def _ended(self, run: RunHook, error: BaseException | None) -> None:
+        self._do(lambda now: self._queue.ended(run, error, now))
