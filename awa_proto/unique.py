@@ -18,6 +18,7 @@ from struct import pack
 from typing import Final, NamedTuple, TypedDict
 
 from awa_proto.errors import UniqueConflict, ValidationError
+from awa_proto.extra import unique_of
 from awa_proto.job import JobState, StateName
 from awa_proto.outcome import Seconds, seconds
 from awa_proto.store import NewJob, Unique
@@ -44,9 +45,19 @@ HELD: Final = mask((JobState.SCHEDULED, JobState.AVAILABLE, JobState.RUNNING, Jo
 """A job whose states include these keeps its key from its insert to its end, whatever happens to its attempts."""
 
 
-def must_win_again(unique: Unique, to: JobState) -> bool:
-    """Whether a job that goes back to `to` after an attempt may find its key with a newer job."""
-    return unique.states & HELD != HELD and bool(unique.states >> _PLACES[to] & 1)
+def keeps_out(states: int, state: JobState) -> bool:
+    """Whether a job in a state keeps others out."""
+    return bool(states >> _PLACES[state] & 1)
+
+
+def must_win_again(extra: str | None, to: JobState) -> bool:
+    """Whether a job that goes to a state after an attempt may find its key with a newer job. extra: the job's."""
+    if extra is None or to not in _BACK or (unique := unique_of(extra)) is None:
+        return False
+    return unique[1] & HELD != HELD and keeps_out(unique[1], to)
+
+
+_BACK = frozenset({JobState.SCHEDULED, JobState.AVAILABLE, JobState.RETRYABLE})
 
 
 def refuse_repeated(jobs: Iterable[NewJob]) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from awa_proto.extra import after_attempt
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
-from awa_proto.outcome import DeadLetter, Transition
+from awa_proto.outcome import DeadLetter, Transition, rfc3339
 from awa_proto.plan import Op
 
 
@@ -131,12 +131,21 @@ class Ended(NamedTuple):
         """The job's new extra, or None when it keeps what it has."""
         return after_attempt(self.attempt.extra, self.transition.entry, self.progress)
 
+    @property
+    def extra_of_duplicate(self) -> str | None:
+        """The job's extra when it is cancelled instead, since a newer job has its unique key."""
+        at = rfc3339(self.transition.at)
+        entry = {"error": "rescheduled as duplicate", "attempt": self.attempt.attempt, "at": at}
+        return after_attempt(self.extra or self.attempt.extra, entry, None)
+
 
 class Verdict(StrEnum):
     """What became of an ended attempt."""
 
     ACCEPTED = "accepted"
     """Written now, or by an earlier sending of the same flush."""
+    DUPLICATE = "duplicate"
+    """Ended, but as cancelled: it would have gone back to a state in which a newer job with its unique key keeps it out."""
     STALE = "stale"
     """Somebody else ended it; nothing was written."""
     AGAIN = "again"

@@ -41,7 +41,7 @@ from awa_proto.store import (
     Verdicts,
     WorkerInfo,
 )
-from awa_proto.unique import mask, refuse_repeated
+from awa_proto.unique import keeps_out, must_win_again, refuse_repeated
 
 T = TypeVar("T")
 
@@ -88,11 +88,12 @@ class _Job:
 
 @dataclass(slots=True)
 class _Claim:
-    """Jobs taken together. closed: index -> the flush that ended it."""
+    """Jobs taken together. closed: index -> the flush that ended it. duplicates: those it cancelled as such."""
 
     lease: int
     jobs: list[int]
     closed: dict[int, int] = field(default_factory=dict[int, int])
+    duplicates: set[int] = field(default_factory=set[int])
 
 
 @dataclass(slots=True)
@@ -234,11 +235,21 @@ class MemoryStore:
             self._wake({job.queue for job in made if job.state is JobState.SCHEDULED and job.run_at < soon}, hint=True)
         return found
 
+    def _wins_again(self, job: _Job, to: JobState) -> bool:
+        """Whether a job may go to a state; it has its key then, if that matters in this state."""
+        unique = extras.unique_of(job.extra)
+        if unique is not None and keeps_out(unique[1], to):
+            key, states = unique
+            if self._held_by_another(key, job.id) is not None:
+                return False
+            self._tables.keys[key] = job.id, states
+        return True
+
     def _held_by_another(self, key: bytes, id: int = 0) -> int | None:
         """The job that has a key and keeps the job `id` out, in whatever state that one is."""
         holder, states = self._tables.keys.get(key, (id, 0))
         job = self._tables.jobs.get(holder)
-        return None if job is None or holder == id or not states & mask((job.state,)) else holder
+        return None if job is None or holder == id or not keeps_out(states, job.state) else holder
 
     def _stripe(self, queue: str, ordering: int) -> int:
         """Where a job goes when it is written; more stripes later do not move it."""
@@ -331,7 +342,11 @@ class MemoryStore:
 
         def act() -> Verdicts:
             before = len(self._tables.jobs)
-            verdicts = Verdicts(self._end(e, flush) for e in ended)
+            # of attempts with one unique key that go back, the newest job has the first word
+            back = [i for i, e in enumerate(ended) if must_win_again(e.attempt.extra, e.transition.to)]
+            back.sort(key=lambda i: -ended[i].attempt.id)
+            found = {i: self._end(ended[i], flush) for i in (*sorted(set(range(len(ended))) - set(back)), *back)}
+            verdicts = Verdicts(found[i] for i in range(len(ended)))
             verdicts.inserted = len(self._tables.jobs) - before
             return verdicts
 
@@ -344,10 +359,16 @@ class MemoryStore:
             return Verdict.STALE
         by = claim.closed.get(attempt.idx)
         if by is not None:
-            return Verdict.ACCEPTED if by == flush else Verdict.STALE
+            accepted = Verdict.DUPLICATE if attempt.idx in claim.duplicates else Verdict.ACCEPTED
+            return accepted if by == flush else Verdict.STALE
         claim.closed[attempt.idx] = flush
         job = self._tables.jobs[claim.jobs[attempt.idx]]
         job.attempt = transition.attempt
+        if must_win_again(job.extra, transition.to) and not self._wins_again(job, transition.to):
+            claim.duplicates.add(attempt.idx)
+            job.extra = ended.extra_of_duplicate
+            self._move_to(job, JobState.CANCELLED, transition.at)
+            return Verdict.DUPLICATE
         job.recorded = None  # the worker knew it, and says it itself
         job.extra = ended.extra or job.extra
         if transition.to is JobState.COMPLETED:

@@ -30,7 +30,7 @@ from awa_proto.worker.backoff import Backoff
 from awa_proto.worker.context import Context
 from awa_proto.worker.endings import Endings, ResultRefused
 from awa_proto.worker.events import Lane
-from awa_proto.worker.report import ERROR, WARNING
+from awa_proto.worker.report import ERROR, INFO, WARNING
 from awa_proto.worker.timers import Timer
 
 MOST: Final = 1000
@@ -160,7 +160,7 @@ class Finalizer:
         self._backoff.reset()
         self._context.report.recovered("flush failed", "results are written again")
         again: list[Ended] = []
-        stale: list[int] = []
+        otherwise: list[tuple[int, Verdict]] = []
         hooked = self._context.hooked
         kinds = hooked.kinds
         wanted = 0
@@ -179,19 +179,29 @@ class Finalizer:
             elif verdict is Verdict.AGAIN:
                 again.append(ended)
             else:
-                stale.append(ended.attempt.id)
+                otherwise.append((ended.attempt.id, verdict))
         self.unwritten -= len(batch.ended) - len(again)
         if wanted:
             self._endings.followed_up(wanted, verdicts.inserted)
-        if stale:
-            self._context.report.warn(
-                now, "stale result", "attempts were ended by somebody else; their results were not written", jobs=stale
-            )
+        if otherwise:
+            self._tell_otherwise(otherwise, now)
         if again:
             # The closer that was faster may have been an earlier sending of this very flush, so the number stays.
             batch.ended = again
             batch.due = now
             self._stuck.insert(0, batch)
+
+    def _tell_otherwise(self, otherwise: Sequence[tuple[int, Verdict]], now: float) -> None:
+        """Say which attempts did not end as their handlers meant."""
+        if duplicates := [id for id, verdict in otherwise if verdict is Verdict.DUPLICATE]:
+            self._context.report.tell(
+                INFO, "rescheduled as duplicate", "jobs were cancelled instead of run again: newer ones have their unique keys",
+                jobs=duplicates,
+            )  # fmt: skip
+        if stale := [id for id, verdict in otherwise if verdict is Verdict.STALE]:
+            self._context.report.warn(
+                now, "stale result", "attempts were ended by somebody else; their results were not written", jobs=stale
+            )
 
     def _tell(self, ended: Ended, now: float) -> None:
         """Say that an attempt failed, now that it is written. What a handler asked for itself is no failure."""

@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from awa_proto.errors import ValidationError
+from awa_proto.extra import with_unique
 from awa_proto.job import JobState
-from awa_proto.store import Unique
 from awa_proto.unique import HELD, Uniqueness, UniqueOpts, key, mask, must_win_again
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -71,9 +71,10 @@ def test_the_states_are_a_mask_in_the_order_of_job_state() -> None:
 
 
 def test_only_a_job_that_leaves_its_states_while_it_runs_has_to_win_its_key_again() -> None:
-    assert not any(must_win_again(Unique(b"", Uniqueness.of({}).states), to) for to in JobState)
-    assert not any(must_win_again(Unique(b"", HELD), to) for to in JobState)
-    waiting = Unique(b"", mask((JobState.SCHEDULED, JobState.AVAILABLE)))
+    assert not any(must_win_again(with_unique(None, b"", Uniqueness.of({}).states), to) for to in JobState)
+    assert not any(must_win_again(with_unique(None, b"", HELD), to) for to in JobState)
+    assert not any(must_win_again(None, to) for to in JobState)
+    waiting = with_unique('{"tags":["t"]}', b"", mask((JobState.SCHEDULED, JobState.AVAILABLE, JobState.FAILED)))
     assert [to for to in JobState if must_win_again(waiting, to)] == [JobState.SCHEDULED, JobState.AVAILABLE]
 
 

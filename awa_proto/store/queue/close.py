@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from awa_proto.job import JobState
 from awa_proto.output import MAX_BATCH_OUTPUT_BYTES
 from awa_proto.plan import Op, Plan, Rows, Statement, Value
 from awa_proto.store import Ended, Verdict, Verdicts
 from awa_proto.store.queue.names import BODY, Names
-from awa_proto.store.queue.unique import won
+from awa_proto.store.queue.unique import of_extra, won
+from awa_proto.unique import must_win_again
 
 CODES = {state: code for code, state in enumerate(JobState)}
 """The number a state has in the database: its place in JobState."""
@@ -50,7 +51,7 @@ class Form(NamedTuple):
     """What a closing statement does besides closing: each combination is a statement of its own.
 
     outputs: completed attempts have outputs. following: there are follow-ups; keyed: some have a unique key.
-    forgets: attempts have rows of their own.
+    forgets: attempts have rows of their own. returning: all go back to a state for which they must win their unique keys.
     outside: the caller is not the worker of the attempts. It waits for locks as long as its transaction does, else 200 ms,
     which would stay set in a caller's transaction; and it does not know what they recorded, so that is read.
     """
@@ -60,6 +61,7 @@ class Form(NamedTuple):
     following: bool = False
     keyed: bool = False
     forgets: bool = False
+    returning: bool = False
     outside: bool = False
 
     @property
@@ -76,13 +78,15 @@ def _ended_jobs(n: Names, s: int, form: Form) -> str:
     could become a scan of the whole table, planned while it was empty.
     """
     reason, reasons = (", reason", ", $12::text[]") if form.into is _Into.DLQ else ("", "")
+    if form.returning:
+        reason, reasons = ", duplicate", ", $12::text[]"
     recorded = f"LEFT JOIN {n.s}.attempts a ON a.job_id = r.id AND a.run_lease = k.lease" if form.outside else ""
     merged = "(coalesce(r.extra, '{}')::jsonb || jsonb_build_object('progress', a.progress::jsonb))::json"
     kept = f"CASE WHEN a.progress IS NULL THEN r.extra ELSE {merged} END" if form.outside else "r.extra"
     return f"""
 accepted AS MATERIALIZED (
   SELECT j.run_at AS due, j.attempt AS count, j.at, coalesce(j.extra::json, {kept}) AS then_extra, k.lease,
-         k.claimed_at{reason and ", j.reason"}, r.*
+         k.claimed_at{reason}{", f.claim_id, i AS idx" if form.returning else ""}, r.*
   FROM fresh f
   CROSS JOIN LATERAL unnest(f.idx) i
   JOIN known k ON k.claim_id = f.claim_id
@@ -100,18 +104,37 @@ def _body(run_at: str) -> str:
     return f"priority, stripe, count, max_attempts, lease, {run_at}, created_at, queue, kind, args, then_extra"
 
 
+def _kept_out(n: Names) -> str:
+    """The CTEs that part what was accepted: `back` got its key again, `lost` did not and is cancelled.
+
+    Of several attempts with one key the newest job gets it.
+    """
+    key, states = of_extra("then_extra")
+    return f"""
+returning_jobs AS MATERIALIZED (SELECT id, {key} AS key, {states} AS states, -id AS ord FROM accepted),
+{won(n, "returning_jobs", "back")},
+lost AS MATERIALIZED (SELECT * FROM accepted WHERE id NOT IN (SELECT id FROM back)),
+cancelled AS (
+  INSERT INTO {n.s}.failed (id, state, attempted_at, finalized_at, {BODY})
+  SELECT id, {CODES[JobState.CANCELLED]}, claimed_at, at,
+         {_body("run_at").replace("then_extra", "duplicate::json")}
+  FROM lost ORDER BY id
+),"""
+
+
 def _side(n: Names, s: int, form: Form) -> str:
     """The CTEs of what the outcome does besides closing; `fresh` has what was accepted."""
+    won_back = " WHERE id IN (SELECT id FROM back)" if form.returning else ""
     match form.into:
         case _Into.NOWHERE:
             return ""
         case _Into.DEFERRED:
             retryable = CODES[JobState.RETRYABLE]
-            return f"""{_ended_jobs(n, s, form)}
+            return f"""{_ended_jobs(n, s, form)}{_kept_out(n) if form.returning else ""}
 moved AS (
   INSERT INTO {n.s}.deferred (id, state, attempted_at, finalized_at, {BODY})
   SELECT id, $5::smallint, claimed_at, CASE $5::smallint WHEN {retryable} THEN at END, {_body("due")}
-  FROM accepted ORDER BY id
+  FROM accepted{won_back} ORDER BY id
 ),"""
         case _Into.FAILED:
             return f"""{_ended_jobs(n, s, form)}
@@ -126,21 +149,31 @@ moved AS (
   SELECT id, $5::smallint, claimed_at, at, at, reason, {_body("run_at")} FROM accepted ORDER BY id
 ),"""
         case _Into.READY:
-            return f"""{_ended_jobs(n, s, form)}
+            return f"""{_ended_jobs(n, s, form)}{_kept_out(n) if form.returning else ""}
 moved AS (
   INSERT INTO {n.s}.ready (seg, id, {BODY})
-  SELECT {n.open_segment}, id, {_body("run_at")} FROM accepted ORDER BY id
+  SELECT {n.open_segment}, id, {_body("run_at")} FROM accepted{won_back} ORDER BY id
   RETURNING queue
 ),"""
 
 
-def _follow_ups(n: Names, first: int, keyed: bool) -> str:
-    """The CTEs that insert the follow-ups of what was accepted; their parameters begin at `first`, see `_columns`."""
+def _follow_ups(n: Names, first: int, form: Form) -> str:
+    """The CTEs that insert the follow-ups of what was accepted; their parameters begin at `first`, see `_columns`.
+
+    A key that an attempt keeps, being in one of its states now, is not to be had, neither for its own follow-ups.
+    """
+    keyed = form.keyed
     types = "bigint smallint text text text smallint smallint timestamptz text bigint".split()  # noqa: SIM905
     types += ["bytea", "int"] if keyed else []
     arrays = ", ".join(f"${first + i}::{sort}[]" for i, sort in enumerate(types))
     due = "(j.run_at IS NULL OR j.run_at <= now())"
     keys = "key, states, " if keyed else ""
+    key, states = of_extra("then_extra")
+    kept = f"SELECT {key} FROM accepted WHERE {states} >> $5::smallint & 1 = 1"
+    free = "job" if form.into is _Into.NOWHERE else f"(SELECT * FROM job WHERE key NOT IN ({kept})) j"
+    lost = (
+        "NOT EXISTS (SELECT FROM lost l WHERE l.claim_id = j.claim_id AND l.idx = j.idx)" if form.returning else "true"
+    )
     mine = "(j.key IS NULL OR j.id IN (SELECT id FROM won))" if keyed else "true"
     return f"""
 job AS MATERIALIZED (
@@ -149,10 +182,10 @@ job AS MATERIALIZED (
   FROM fresh f
   JOIN unnest({arrays}) WITH ORDINALITY
        j(claim_id, idx, kind, queue, args, priority, max_attempts, run_at, extra, ordering, {keys}ord)
-    ON j.claim_id = f.claim_id AND j.idx = ANY (f.idx)
+    ON j.claim_id = f.claim_id AND j.idx = ANY (f.idx) AND {lost}
   LEFT JOIN LATERAL (SELECT stripes FROM {n.s}.queues q WHERE q.queue = j.queue AND q.stripes > 1) q ON true
   ORDER BY j.ord
-),{won(n, "job") + "," if keyed else ""}
+),{won(n, free) + "," if keyed else ""}
 later AS (
   INSERT INTO {n.s}.deferred (id, state, queue, priority, stripe, kind, args, attempt, max_attempts, run_lease,
                               run_at, created_at, extra)
@@ -184,13 +217,14 @@ def sql(n: Names, s: int, form: Form) -> str:
     """$1 claim ids, $2 their leases, $3 the indexes that end, one array literal per claim, $4 flush, $5 the new state.
 
     Except for completions also, per attempt: $6 claim id, $7 index, $8 the job's attempt count, $9 when it is due again,
-    $10 when it ended, $11 its new extra or NULL to keep what it had, of dead letters $12 why. Of completions with outputs
+    $10 when it ended, $11 its new extra or NULL to keep what it had, of dead letters $12 why, of returning ones $12 the extra
+    of a duplicate. Of completions with outputs
     $6, per claim: a JSON array of them, one for each index of $3 in ascending order. Then the columns of the follow-ups.
     Each claim at most once per call.
 
     Returns a row per claim that exists: the indexes ended by this flush (now, or when it was sent before), and whether a
-    concurrent closer was faster, in which case nothing was written for that claim; then how many follow-ups were inserted.
-    An index that is in neither is stale.
+    concurrent closer was faster, in which case nothing was written for that claim; then how many follow-ups were inserted,
+    and of returning ones the indexes that were cancelled as duplicates. An index that is in none is stale.
     """
     wakes: list[str] = []
     if form.into is _Into.READY:
@@ -202,8 +236,8 @@ def sql(n: Names, s: int, form: Form) -> str:
     woken = f", (SELECT count(w) FROM (\n  {' UNION ALL '.join(wakes)}) w(w))" if wakes else ""
     among = "j WHERE j.key IS NULL OR j.id IN (SELECT id FROM won)" if form.keyed else ""
     inserted = f", (SELECT count(*) FROM job {among})" if form.following else ", 0"
-    first = 7 if form.outputs else 6 if form.into is _Into.NOWHERE else 12 + (form.into is _Into.DLQ)
-    follow = _follow_ups(n, first, form.keyed)
+    first = 7 if form.outputs else 6 if form.into is _Into.NOWHERE else 12 + (form.into is _Into.DLQ or form.returning)
+    follow = _follow_ups(n, first, form)
     forgotten = f"""
 forgotten AS (
   DELETE FROM {n.s}.attempts a USING fresh f JOIN known k USING (claim_id)
@@ -212,6 +246,13 @@ forgotten AS (
     outputs = """,
          CASE WHEN o.idx = o.wanted THEN o.outputs::json ELSE (
            SELECT json_agg(o.outputs::json -> (array_position(o.wanted, i) - 1) ORDER BY i) FROM unnest(o.idx) i) END"""
+    # what an earlier sending of this flush cancelled stands in `failed`, with the lease of the attempt
+    duplicates = f""",
+       ARRAY(SELECT l.idx FROM lost l WHERE l.claim_id = verdict.claim_id) || ARRAY(
+         SELECT i FROM known k CROSS JOIN LATERAL unnest(k.mine) i
+         WHERE k.claim_id = verdict.claim_id AND EXISTS (
+           SELECT FROM {n.s}.failed d
+           WHERE d.id = k.job_ids[i + 1] AND d.run_lease = k.lease AND d.state = {CODES[JobState.CANCELLED]}))"""
     return f"""
 WITH wanted AS MATERIALIZED (
   SELECT claim_id, lease, idx::smallint[] AS idx{", outputs" if form.outputs else ""}
@@ -248,7 +289,7 @@ verdict AS MATERIALIZED (
          f.claim_id IS NULL AND cardinality(o.idx) > 0 AS again
   FROM known k JOIN open o USING (claim_id) LEFT JOIN fresh f USING (claim_id)
 )
-SELECT claim_id, ended, again{inserted}{woken} FROM verdict"""
+SELECT claim_id, ended, again{inserted}{duplicates if form.returning else ""}{woken} FROM verdict"""
 
 
 def statement(
@@ -265,6 +306,7 @@ def statement(
         following=any(e.follow_ups for e in ended),
         keyed=any(follow.unique for e in ended for follow in e.follow_ups),
         forgets=any(e.flushed for e in ended),
+        returning=_returns(ended[0]),
         outside=outside,
     )
     by_claim: dict[int, list[Ended]] = {}
@@ -294,6 +336,8 @@ def statement(
         )
     if into is _Into.DLQ:
         params += ([e.transition.dead_letter for e in ended],)
+    if form.returning:
+        params += ([e.extra_of_duplicate for e in ended],)
     if form.following:
         params += _columns(ended, form.keyed)
     return Statement(f"close.{form.name}.{s}", sql(n, s, form), params)
@@ -305,15 +349,17 @@ def finalize(n: Names, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
 
     def plan() -> Plan[Verdicts]:
         verdicts = Verdicts([Verdict.STALE] * len(ended))
-        for (s, to, _, _), positions in groups:
+        for (s, to, *_), positions in groups:
             rows: Rows = yield statement(n, s, to, [ended[p] for p in positions], flush)
             answers = {row[0]: (frozenset(row[1]), row[2]) for row in rows}
+            duplicates = {(row[0], idx) for row in rows for idx in row[4]} if _returns(ended[positions[0]]) else ()
             for p in positions:
                 attempt = ended[p].attempt
                 answer = answers.get(attempt.claim_id)
                 if answer is not None:
                     if attempt.idx in answer[0]:
-                        verdicts[p] = Verdict.ACCEPTED
+                        is_duplicate = (attempt.claim_id, attempt.idx) in duplicates
+                        verdicts[p] = Verdict.DUPLICATE if is_duplicate else Verdict.ACCEPTED
                     elif answer[1]:
                         verdicts[p] = Verdict.AGAIN
             if rows:
@@ -323,12 +369,20 @@ def finalize(n: Names, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
     return Op("finalize", plan, safe_to_retry=True)
 
 
-def _groups(ended: Sequence[Ended]) -> list[tuple[tuple[int, JobState, bool, int], list[int]]]:
+def _returns(ended: Ended) -> bool:
+    """Whether an attempt must win its job's unique key again for the state it goes to."""
+    return must_win_again(ended.attempt.extra, ended.transition.to)
+
+
+_Group: TypeAlias = tuple[int, JobState, bool, bool, int]
+
+
+def _groups(ended: Sequence[Ended]) -> list[tuple[_Group, list[int]]]:
     """The positions of what each statement ends, in the lock order of every finalize: segments ascending, then outcomes.
 
     Completions whose outputs would make the row of their claim too large go to a later statement, which adds a row.
     """
-    groups: dict[tuple[int, JobState, bool, int], list[int]] = {}
+    groups: dict[_Group, list[int]] = {}
     filled: dict[tuple[int, int], tuple[int, int]] = {}  # of a claim: which row, and its bytes of outputs
     for position, e in enumerate(ended):
         row = 0
@@ -337,6 +391,12 @@ def _groups(ended: Sequence[Ended]) -> list[tuple[tuple[int, JobState, bool, int
             row, held = filled.get(claim, (0, 0))
             row, held = (row, held) if held + size <= MAX_BATCH_OUTPUT_BYTES else (row + 1, 0)
             filled[claim] = row, held + size
-        group = e.attempt.segment, e.transition.to, e.transition.dead_letter is not None, row
+        group = (
+            e.attempt.segment,
+            e.transition.to,
+            e.transition.dead_letter is not None,
+            e.attempt.extra is not None and _returns(e),
+            row,
+        )
         groups.setdefault(group, []).append(position)
     return sorted(groups.items(), key=lambda group: (group[0][0], CODES[group[0][1]], *group[0][2:]))

@@ -16,24 +16,31 @@ from awa_proto.plan import Op, Plan, Statement
 from awa_proto.store.queue.names import Names
 
 
-def won(n: Names, wanted: str) -> str:
-    """SQL: CTEs `keyed` and `won`; `won` has the ids of the jobs that got their key, of those of relation `wanted` with one.
+def won(n: Names, wanted: str, name: str = "won") -> str:
+    """SQL: the CTE `name`, the ids of the jobs that got their key, of those of relation `wanted` that have one.
 
     wanted: has the columns id, key (NULL for a job without), states, ord; of several with one key the first by `ord` gets
     it. Keys are locked in their order, the same in every statement. Jobs are then written `WHERE key IS NULL OR id IN
     (SELECT id FROM won)`. The transaction keeps the lock of a key it did not get, so who has it stays true until it ends.
+
+    Where a job is that the same statement moves cannot be asked: a key that such a job keeps must not be in `wanted`.
     """
     return f"""
-keyed AS MATERIALIZED (
+{name}_keys AS MATERIALIZED (
   SELECT DISTINCT ON (key) key, id, states FROM {wanted} WHERE key IS NOT NULL ORDER BY key, ord
 ),
-won AS (
+{name} AS (
   INSERT INTO {n.s}.unique_keys AS held (key, job_id, states)
-  SELECT key, id, states FROM keyed ORDER BY key
+  SELECT key, id, states FROM {name}_keys ORDER BY key
   ON CONFLICT (key) DO UPDATE SET job_id = excluded.job_id, states = excluded.states
   WHERE held.job_id = excluded.job_id OR NOT {n.s}.unique_blocks(held.job_id, held.states)
   RETURNING job_id AS id
 )"""
+
+
+def of_extra(extra: str) -> tuple[str, str]:
+    """SQL: the key and the states of a job, of its extra; NULLs for a job without."""
+    return f"decode({extra}->'unique'->>0, 'hex')", f"({extra}->'unique'->>1)::int"
 
 
 def holder(n: Names, key: bytes) -> Op[int | None]:
