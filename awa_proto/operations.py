@@ -411,6 +411,7 @@ class Operations(Generic[C]):
         Raises:
             JobNotFound: There is no such job.
             ValidationError: It is no dead letter.
+            UniqueConflict: Another job has its unique key meanwhile; nothing changed.
         """
         op = self._store.retry_from_dlq(_id(id), instant("run_at", run_at))
         return self._or_why(op, id, lambda job: job.dlq_at is not None, "only dead letters come from there")
@@ -428,6 +429,7 @@ class Operations(Generic[C]):
     ) -> Op[int]:
         """Make dead letters run again now, as `retry_from_dlq`, and return how many. All conditions must hold.
 
+        Those whose unique key another job has stay where they are.
         It goes in batches, each a transaction of its own: after an error some are done, and calling it again goes on.
 
         Args:

@@ -480,10 +480,17 @@ class MemoryStore:
             job = self._tables.jobs.get(id)
             if job is None or job.state not in {JobState.FAILED, JobState.CANCELLED}:
                 return None
+            self._regain(job, JobState.AVAILABLE)
             self._run_again([job])
             return self._row(job)
 
         return _op("retry", act)
+
+    def _regain(self, job: _Job, to: JobState) -> None:
+        """Raise UniqueConflict unless a job may go to a state."""
+        if not self._wins_again(job, to):
+            key, _ = extras.unique_of(job.extra) or (b"", 0)
+            raise UniqueConflict(self._tables.keys[key][0])
 
     def _run_again(self, jobs: Sequence[_Job], run_at: datetime | None = None) -> None:
         """From attempt 0, now or at run_at. A dead letter loses its progress."""
@@ -552,6 +559,8 @@ class MemoryStore:
             job = self._tables.jobs.get(id)
             if job is None or job.dlq_at is None:
                 return None
+            due = run_at is None or run_at <= self._clock()
+            self._regain(job, JobState.AVAILABLE if due else JobState.SCHEDULED)
             self._run_again([job], None if run_at is None else run_at.astimezone(UTC))
             return self._row(job)
 
@@ -562,8 +571,12 @@ class MemoryStore:
 
         def act() -> int:
             jobs = self._letters(which)[: which.limit]
-            self._run_again(jobs)
-            return len(jobs)
+            count = 0
+            for job in reversed(jobs):  # of those with one unique key the newest gets it
+                if self._wins_again(job, JobState.AVAILABLE):
+                    self._run_again([job])
+                    count += 1
+            return count
 
         return _op("retry_all_from_dlq", act, safe_to_retry=True)
 

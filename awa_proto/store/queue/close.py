@@ -20,7 +20,7 @@ from awa_proto.output import MAX_BATCH_OUTPUT_BYTES
 from awa_proto.plan import Op, Plan, Rows, Statement, Value
 from awa_proto.store import Ended, Verdict, Verdicts
 from awa_proto.store.queue.names import BODY, Names
-from awa_proto.store.queue.unique import of_extra, won
+from awa_proto.store.queue.unique import kept, kept_out, won
 from awa_proto.unique import must_win_again
 
 CODES = {state: code for code, state in enumerate(JobState)}
@@ -104,16 +104,10 @@ def _body(run_at: str) -> str:
     return f"priority, stripe, count, max_attempts, lease, {run_at}, created_at, queue, kind, args, then_extra"
 
 
-def _kept_out(n: Names) -> str:
-    """The CTEs that part what was accepted: `back` got its key again, `lost` did not and is cancelled.
-
-    Of several attempts with one key the newest job gets it.
-    """
-    key, states = of_extra("then_extra")
-    return f"""
-returning_jobs AS MATERIALIZED (SELECT id, {key} AS key, {states} AS states, -id AS ord FROM accepted),
-{won(n, "returning_jobs", "back")},
-lost AS MATERIALIZED (SELECT * FROM accepted WHERE id NOT IN (SELECT id FROM back)),
+def _duplicates(n: Names) -> str:
+    """The CTEs that take out of what was accepted those that do not get their keys again; `lost` are cancelled."""
+    return f"""{kept_out(n, "accepted", "$5::smallint", "then_extra")},
+lost AS MATERIALIZED (SELECT * FROM accepted WHERE id IN (SELECT id FROM kept_out)),
 cancelled AS (
   INSERT INTO {n.s}.failed (id, state, attempted_at, finalized_at, {BODY})
   SELECT id, {CODES[JobState.CANCELLED]}, claimed_at, at,
@@ -124,17 +118,17 @@ cancelled AS (
 
 def _side(n: Names, s: int, form: Form) -> str:
     """The CTEs of what the outcome does besides closing; `fresh` has what was accepted."""
-    won_back = " WHERE id IN (SELECT id FROM back)" if form.returning else ""
+    but_lost = " WHERE id NOT IN (SELECT id FROM kept_out)" if form.returning else ""
     match form.into:
         case _Into.NOWHERE:
             return ""
         case _Into.DEFERRED:
             retryable = CODES[JobState.RETRYABLE]
-            return f"""{_ended_jobs(n, s, form)}{_kept_out(n) if form.returning else ""}
+            return f"""{_ended_jobs(n, s, form)}{_duplicates(n) if form.returning else ""}
 moved AS (
   INSERT INTO {n.s}.deferred (id, state, attempted_at, finalized_at, {BODY})
   SELECT id, $5::smallint, claimed_at, CASE $5::smallint WHEN {retryable} THEN at END, {_body("due")}
-  FROM accepted{won_back} ORDER BY id
+  FROM accepted{but_lost} ORDER BY id
 ),"""
         case _Into.FAILED:
             return f"""{_ended_jobs(n, s, form)}
@@ -149,10 +143,10 @@ moved AS (
   SELECT id, $5::smallint, claimed_at, at, at, reason, {_body("run_at")} FROM accepted ORDER BY id
 ),"""
         case _Into.READY:
-            return f"""{_ended_jobs(n, s, form)}{_kept_out(n) if form.returning else ""}
+            return f"""{_ended_jobs(n, s, form)}{_duplicates(n) if form.returning else ""}
 moved AS (
   INSERT INTO {n.s}.ready (seg, id, {BODY})
-  SELECT {n.open_segment}, id, {_body("run_at")} FROM accepted{won_back} ORDER BY id
+  SELECT {n.open_segment}, id, {_body("run_at")} FROM accepted{but_lost} ORDER BY id
   RETURNING queue
 ),"""
 
@@ -168,9 +162,8 @@ def _follow_ups(n: Names, first: int, form: Form) -> str:
     arrays = ", ".join(f"${first + i}::{sort}[]" for i, sort in enumerate(types))
     due = "(j.run_at IS NULL OR j.run_at <= now())"
     keys = "key, states, " if keyed else ""
-    key, states = of_extra("then_extra")
-    kept = f"SELECT {key} FROM accepted WHERE {states} >> $5::smallint & 1 = 1"
-    free = "job" if form.into is _Into.NOWHERE else f"(SELECT * FROM job WHERE key NOT IN ({kept})) j"
+    besides = kept("accepted", "$5::smallint", "then_extra")
+    free = "job" if form.into is _Into.NOWHERE else f"(SELECT * FROM job WHERE key NOT IN ({besides})) j"
     lost = (
         "NOT EXISTS (SELECT FROM lost l WHERE l.claim_id = j.claim_id AND l.idx = j.idx)" if form.returning else "true"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from functools import lru_cache
 
+from awa_proto.errors import UniqueConflict
 from awa_proto.job import DlqCursor, JobPage, JobRow, JobState
 from awa_proto.outcome import DeadLetter
 from awa_proto.plan import Op, Plan, Rows, Statement
@@ -18,6 +19,7 @@ from awa_proto.store.queue.enqueue import PROMOTE_HINT
 from awa_proto.store.queue.names import BODY, Names, body
 from awa_proto.store.queue.reads import JOB, beside, job_row, listed
 from awa_proto.store.queue.selection import GONE_ON, LOOKED, in_batches, taken, values, wanted
+from awa_proto.store.queue.unique import kept_out, rival
 
 _FAILED = CODES[JobState.FAILED]
 
@@ -120,8 +122,11 @@ def _retry_sql(n: Names) -> str:
     columns = f"""id, {BODY}, NULL::timestamptz AS attempted_at, NULL::timestamptz AS deadline_at,
        NULL::timestamptz AS finalized_at, NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, NULL::json AS output"""
     soon = f"run_at < now() + interval '{PROMOTE_HINT} s'"
+    available, scheduled = CODES[JobState.AVAILABLE], CODES[JobState.SCHEDULED]
+    state = f"CASE WHEN coalesce($2::timestamptz, now()) <= now() THEN {available} ELSE {scheduled} END"
     return f"""
-WITH gone AS (DELETE FROM {n.s}.dlq WHERE id = $1::bigint RETURNING *),
+WITH known AS MATERIALIZED (SELECT id, extra FROM {n.s}.dlq WHERE id = $1::bigint),{kept_out(n, "known", state)},
+gone AS (DELETE FROM {n.s}.dlq WHERE id = $1::bigint AND NOT EXISTS (SELECT FROM kept_out) RETURNING *),
 back AS (
   INSERT INTO {n.s}.ready (seg, id, {BODY})
   SELECT {n.open_segment}, id, {body(attempt="0", extra=WITHOUT_PROGRESS, run_at="coalesce($2::timestamptz, now())")}
@@ -148,15 +153,19 @@ def retry_from_dlq(n: Names, id: int, run_at: datetime | None) -> Op[JobRow | No
 
     def plan() -> Plan[JobRow | None]:
         rows = yield Statement("retry_from_dlq", _retry_sql(n), (id, run_at))
-        return job_row(rows[0][:18]) if rows else None
+        if rows:
+            return job_row(rows[0][:18])
+        if (other := (yield from rival(n, id))) is not None:
+            raise UniqueConflict(other)
+        return None
 
     return Op("retry_from_dlq", plan)
 
 
 def back_sql(n: Names, table: str, condition: str, changed: str) -> str:
-    """Jobs of a table become available: see `taken`. changed: their body then."""
+    """Jobs of a table become available, all that get their unique keys again: see `taken`. changed: their body then."""
     return f"""
-WITH {taken(n, table, condition)},
+WITH {taken(n, table, condition, keyed=True)},
 back AS (
   INSERT INTO {n.s}.ready (seg, id, {BODY})
   SELECT (SELECT {n.open_segment}), id, {changed} FROM gone ORDER BY id

@@ -10,6 +10,7 @@ from __future__ import annotations
 from datetime import datetime
 from functools import lru_cache
 
+from awa_proto.errors import UniqueConflict
 from awa_proto.job import Attempt, JobRow, JobState
 from awa_proto.outcome import Transition
 from awa_proto.plan import Op, Plan, Statement
@@ -19,6 +20,7 @@ from awa_proto.store.queue.close import CODES, statement
 from awa_proto.store.queue.dead_letters import WITHOUT_PROGRESS
 from awa_proto.store.queue.names import BODY, Names, body
 from awa_proto.store.queue.reads import JOB, fate, job_row
+from awa_proto.store.queue.unique import kept_out, rival
 
 _CANCELLED = CODES[JobState.CANCELLED]
 
@@ -181,8 +183,11 @@ def move(n: Names, id: int, queue: str | None, priority: int | None) -> Op[Cance
 @lru_cache
 def _retry_sql(n: Names) -> str:
     return f"""
-WITH gone AS (DELETE FROM {n.s}.failed WHERE id = $1::bigint RETURNING *),
-letter AS (DELETE FROM {n.s}.dlq WHERE id = $1::bigint RETURNING *),
+WITH known AS MATERIALIZED (
+  SELECT id, extra FROM {n.s}.failed WHERE id = $1::bigint UNION ALL SELECT id, extra FROM {n.s}.dlq WHERE id = $1::bigint
+),{kept_out(n, "known", str(CODES[JobState.AVAILABLE]))},
+gone AS (DELETE FROM {n.s}.failed WHERE id = $1::bigint AND NOT EXISTS (SELECT FROM kept_out) RETURNING *),
+letter AS (DELETE FROM {n.s}.dlq WHERE id = $1::bigint AND NOT EXISTS (SELECT FROM kept_out) RETURNING *),
 back AS (
   INSERT INTO {n.s}.ready (seg, id, {BODY})
   SELECT {n.open_segment}, id, {body(attempt="0", run_at="now()")} FROM gone
@@ -201,6 +206,10 @@ def retry(n: Names, id: int) -> Op[JobRow | None]:
 
     def plan() -> Plan[JobRow | None]:
         rows = yield Statement("retry", _retry_sql(n), (id,))
-        return job_row(rows[0][:18]) if rows else None
+        if rows:
+            return job_row(rows[0][:18])
+        if (other := (yield from rival(n, id))) is not None:
+            raise UniqueConflict(other)
+        return None
 
     return Op("retry", plan)

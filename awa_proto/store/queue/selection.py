@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
+from awa_proto.job import JobState
 from awa_proto.plan import Op, Plan, Statement, Value
 from awa_proto.store import Selection
+from awa_proto.store.queue.close import CODES
 from awa_proto.store.queue.names import Names
+from awa_proto.store.queue.unique import kept_out
 
 LOOKED = 20_000
 """Most rows of a table a statement looks at."""
@@ -52,11 +55,18 @@ def values(which: Selection, *more: More) -> tuple[Value, ...]:
     return (which.kind, which.queue, which.tag, *(said[name] for name in more))
 
 
-def taken(n: Names, table: str, condition: str) -> str:
+def taken(n: Names, table: str, condition: str, *, keyed: bool = False) -> str:
     """SQL: CTEs `looked` and `gone`: rows of a table after $1 by id that meet the condition, at most $2, are deleted.
 
-    `gone` has the rows; the order of ids is the order in which they are locked.
+    `gone` has the rows; the order of ids is the order in which they are locked. keyed: they become available, and those that
+    do not get their unique keys again stay.
     """
+    asked = f"""
+asked AS MATERIALIZED (
+  SELECT r.id, r.extra FROM looked l CROSS JOIN LATERAL (SELECT * FROM {n.s}.{table} r WHERE r.id = l.id LIMIT 1) r
+  WHERE l.wanted
+),{kept_out(n, "asked", str(CODES[JobState.AVAILABLE]))},"""
+    going = f"looked WHERE wanted{' AND id NOT IN (SELECT id FROM kept_out)' if keyed else ''}"
     return f"""
 looked AS MATERIALIZED (
   SELECT id, n, wanted FROM (
@@ -64,9 +74,9 @@ looked AS MATERIALIZED (
     FROM {n.s}.{table} r WHERE r.id > $1::bigint ORDER BY r.id LIMIT {LOOKED}) l
   WHERE CASE WHEN n = {LOOKED} THEN true ELSE wanted END   -- the last one says where to go on
   LIMIT $2::int
-),
+),{asked if keyed else ""}
 gone AS (
-  DELETE FROM {n.s}.{table} r WHERE r.id = ANY (ARRAY(SELECT id FROM looked WHERE wanted)) RETURNING r.*
+  DELETE FROM {n.s}.{table} r WHERE r.id = ANY (ARRAY(SELECT id FROM {going})) RETURNING r.*
 )"""
 
 

@@ -12,6 +12,8 @@ READ) fails instead of missing the change; what moves a job to where such a snap
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from awa_proto.plan import Op, Plan, Statement
 from awa_proto.store.queue.names import Names
 
@@ -38,9 +40,41 @@ def won(n: Names, wanted: str, name: str = "won") -> str:
 )"""
 
 
-def of_extra(extra: str) -> tuple[str, str]:
-    """SQL: the key and the states of a job, of its extra; NULLs for a job without."""
-    return f"decode({extra}->'unique'->>0, 'hex')", f"({extra}->'unique'->>1)::int"
+def kept_out(n: Names, jobs: str, state: str, extra: str = "extra") -> str:
+    """SQL: the CTE `kept_out`, the ids of those of relation `jobs` that may not go back to a state, for their keys.
+
+    The others have their keys again. Of several with one key the newest gets it. state, extra: SQL of the number of the
+    state, and of what a job has beside its body.
+    """
+    return f"""
+coming_back AS MATERIALIZED (
+  SELECT id, -id AS ord, key, states FROM (
+    SELECT id, decode({extra}->'unique'->>0, 'hex') AS key, ({extra}->'unique'->>1)::int AS states FROM {jobs}) j
+  WHERE states >> {state} & 1 = 1
+),{won(n, "coming_back", "regained")},
+kept_out AS MATERIALIZED (SELECT id FROM coming_back WHERE id NOT IN (SELECT id FROM regained))"""
+
+
+def kept(jobs: str, state: str, extra: str = "extra") -> str:
+    """SQL: the keys of those of relation `jobs` that keep others out in a state."""
+    return (
+        f"SELECT decode({extra}->'unique'->>0, 'hex') FROM {jobs} WHERE ({extra}->'unique'->>1)::int >> {state} & 1 = 1"
+    )
+
+
+def rival(n: Names, id: int) -> Plan[int | None]:
+    """The job that keeps a failed or cancelled one from running again, if one does."""
+    rows = yield Statement("unique.rival", _rival_sql(n), (id,))
+    return rows[0][0] if rows else None
+
+
+@lru_cache
+def _rival_sql(n: Names) -> str:
+    return f"""
+SELECT u.job_id FROM (
+  SELECT id, extra FROM {n.s}.failed WHERE id = $1::bigint UNION ALL SELECT id, extra FROM {n.s}.dlq WHERE id = $1::bigint) j
+JOIN {n.s}.unique_keys u ON u.key = decode(j.extra->'unique'->>0, 'hex')
+WHERE u.job_id <> j.id AND {n.s}.unique_blocks(u.job_id, u.states)"""
 
 
 def holder(n: Names, key: bytes) -> Op[int | None]:

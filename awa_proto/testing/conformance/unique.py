@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from awa_proto.errors import DatabaseError, UniqueConflict
 from awa_proto.extra import with_unique
 from awa_proto.job import Attempt, JobState
-from awa_proto.outcome import DeadLetter
 from awa_proto.plan import Op
-from awa_proto.store import Cancelled, Ended, NewJob, Unique, Verdict
+from awa_proto.store import Cancelled, Ended, NewJob, Selection, Unique, Verdict
 from awa_proto.testing.conformance.kit import HOUR, OUTCOMES, DatabaseKit, Kit, Session, end, jobs, now, together
 from awa_proto.testing.conformance.people import cancel
 from awa_proto.unique import DEFAULT_STATES, mask
@@ -162,10 +160,10 @@ async def a_copy_wins_keys_like_any_other_enqueue(kit: Kit) -> None:
     (there,) = await kit.insert(unique("5"))
     batch = [unique(str(n), args=f'{{"n":{n}}}') for n in range(100)]
     batch[50:50] = [*jobs(2), unique("7"), unique("x", run_at=now() + HOUR)]
-    conflict = await conflict_of(partial(kit.run, kit.store.copy(batch)))
+    conflict = await conflict_of(lambda: kit.run(kit.store.copy(batch)))
     assert (conflict.job_id, conflict.index) == (None, 52)
     del batch[52]
-    conflict = await conflict_of(partial(kit.run, kit.store.copy(batch)))
+    conflict = await conflict_of(lambda: kit.run(kit.store.copy(batch)))
     assert (conflict.job_id, conflict.index) == (there.id, 5)
     assert await kit.listed() == [there.id]
     assert await kit.run(kit.store.copy([*batch, unique("7")], skip=True)) == 102
@@ -253,6 +251,56 @@ async def an_attempt_that_ends_for_good_asks_nobody(kit: Kit) -> None:
         await kit.close(attempt, to)
         assert (await kit.job(attempt.id)).state is to
         assert await refused(kit, unique(to.value)) == (newer.id, 0)
+
+
+async def a_job_whose_key_another_one_has_is_not_retried(kit: Kit) -> None:
+    """Neither a failed one, a cancelled one nor a dead letter: it stays what it is until the key is free."""
+    for state in ("failed", "cancelled", "dead letter"):
+        older = await ended_as(kit, state, unique(state, queue=state))
+        (newer,) = await kit.insert(unique(state, queue=f"{state} 2"))
+        before = await kit.job(older)
+        retries = [kit.store.retry(older)]
+        if state == "dead letter":
+            retries += [kit.store.retry_from_dlq(older), kit.store.retry_from_dlq(older, now() + HOUR)]
+            assert await kit.run(kit.store.retry_all_from_dlq(Selection(queue=state))) == 0
+        for retry in retries:
+            assert (await conflict_of(partial(kit.run, retry))).job_id == newer.id
+        assert await kit.job(older) == before
+        await cancel(kit, newer.id)
+        row = await kit.run(retries[-1])
+        assert row is not None
+        assert row.id == older
+        assert await refused(kit, unique(state)) == (older, 0)
+
+
+async def ended_as(kit: Kit, state: str, new: NewJob) -> int:
+    """A new job, alone in its queue, that failed, was cancelled, or is a dead letter."""
+    (attempt,) = await started(kit, new)
+    await kit.close(attempt, JobState.CANCELLED if state == "cancelled" else JobState.FAILED)
+    if state == "dead letter":
+        assert await kit.run(kit.store.move_to_dlq(attempt.id)) is not None
+    return attempt.id
+
+
+async def of_dead_letters_with_one_key_the_newest_is_retried(kit: Kit) -> None:
+    """And whichever has no key, or its own."""
+    letters = [
+        await ended_as(kit, "dead letter", new)
+        for new in (unique("a"), unique("a"), unique("b"), *jobs(1), unique("a", WAITING))
+    ]
+    assert await kit.run(kit.store.retry_all_from_dlq(Selection(queue="q"))) == 3
+    failed = JobState.FAILED
+    assert await kit.states(letters) == [failed, failed, *[JobState.AVAILABLE] * 3]
+    assert await refused(kit, unique("a")) == (letters[4], 0)
+    assert await refused(kit, unique("b")) == (letters[2], 0)
+
+
+async def a_dead_letter_that_keeps_others_out_does_so_until_it_is_gone(kit: Kit) -> None:
+    """Its state is failed."""
+    id = await ended_as(kit, "dead letter", unique(states=ALL))
+    assert await refused(kit, unique()) == (id, 0)
+    assert await kit.run(kit.store.purge_dlq_job(id))
+    await kit.insert(unique())
 
 
 def following(ended: Ended, *follow_ups: NewJob) -> Ended:
@@ -434,10 +482,9 @@ async def batches_in_opposite_orders_do_not_block_each_other(kit: DatabaseKit) -
     found: list[set[int]] = []
 
     async def produce(step: int) -> None:
-        async with kit.session() as user:
-            for _ in range(5):
-                rows = await user.run(kit.store.insert([unique(name) for name in names[::step]], skip=True))
-                found.append({row.id for row in rows})
+        for _ in range(5):
+            rows = await kit.run(kit.store.insert([unique(name) for name in names[::step]], skip=True))
+            found.append({row.id for row in rows})
 
     await together(*[partial(produce, step) for step in (1, -1, 1, -1)])
     assert len(found) == 20
@@ -447,7 +494,7 @@ async def batches_in_opposite_orders_do_not_block_each_other(kit: DatabaseKit) -
 
 async def a_prepared_transaction_keeps_its_keys(kit: DatabaseKit) -> None:
     """Whoever wants one waits until it is decided."""
-    async with kit.session() as user, kit.session() as other:
+    async with kit.session() as user:
         for verdict in ("ROLLBACK", "COMMIT"):
             await user.sql("BEGIN")
             (held,) = await user.run(kit.store.insert([unique()], notify=False))
@@ -455,7 +502,7 @@ async def a_prepared_transaction_keeps_its_keys(kit: DatabaseKit) -> None:
             met: list[tuple[int, bool]] = []
 
             async def want(met: list[tuple[int, bool]] = met) -> None:
-                rows = await other.run(kit.store.insert([unique()], skip=True))
+                rows = await kit.run(kit.store.insert([unique()], skip=True))
                 met.extend((row.id, row.existed) for row in rows)
 
             await together(want, partial(after_waiting, kit, user, f"{verdict} PREPARED 'awa kit'"))
@@ -491,7 +538,7 @@ async def an_older_snapshot_never_takes_a_key_that_was_taken_since(kit: Database
 
 
 async def a_job_is_found_wherever_the_engine_keeps_it(kit: DatabaseKit) -> None:
-    """In an older segment, promoted from the deferred ones, after many claims of its lane, among the dead letters."""
+    """In an older segment, promoted from the deferred ones, after many claims of its lane."""
     (old,) = await kit.insert(unique("old"))
     await kit.enqueue(30, queue="busy")
     (busy,) = await kit.insert(unique("busy", queue="busy"))
@@ -503,11 +550,3 @@ async def a_job_is_found_wherever_the_engine_keeps_it(kit: DatabaseKit) -> None:
     await kit.run(kit.store.promote(10))
     for name, id in (("old", old.id), ("busy", busy.id), ("later", later)):
         assert await refused(kit, unique(name)) == (id, 0)
-    (buried,) = await started(kit, unique("buried", ALL, queue="buried"))
-    failed = end(buried, JobState.FAILED)
-    letter = failed.transition
-    await kit.finalize(failed._replace(transition=replace(letter, dead_letter=DeadLetter.TERMINAL)))
-    assert await kit.sql("SELECT id FROM awa.dlq") == [(buried.id,)]
-    assert await refused(kit, unique("buried")) == (buried.id, 0)
-    await kit.sql("DELETE FROM awa.dlq")
-    await kit.insert(unique("buried"))
