@@ -308,7 +308,7 @@ class Operations(Generic[C]):
         at: datetime | None = None,
         using: C | None = None,
     ) -> Op[int | None]:
-        """Cancel the job that a unique key belongs to, if it has not ended, and return its id; None when there is none.
+        """Cancel, as `cancel`, the job that has a unique key, and return its id; None when there is none or it has ended.
 
         What is given repeats what its `unique_opts` chose: all of it, and nothing else.
 
