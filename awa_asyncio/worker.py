@@ -53,6 +53,7 @@ from awa_proto.worker.events import (
     StopAsked,
     Stopped,
 )
+from awa_proto.worker.tally import Tally
 from awa_proto.worker.worker import WorkerMachine
 
 T = TypeVar("T")
@@ -157,6 +158,11 @@ class Worker:
         await asyncio.wait({answer, self._task}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             self._report()
+
+    @property
+    def tally(self) -> Tally:
+        """What it has counted so far, by the names of the metrics."""
+        return self._machine.tally
 
     # the loop
 

@@ -33,8 +33,8 @@ import pydantic_core
 import typing_extensions
 from pydantic import BaseModel, TypeAdapter
 
+from awa_proto.error_text import describe
 from awa_proto.errors import SerializationError, ValidationError
-from awa_proto.outcome import describe
 
 T = TypeVar("T")
 
@@ -201,7 +201,7 @@ class _Codec:
 @_per_type
 def _codec(args_type: type[Any]) -> _Codec:
     try:
-        adapter = TypeAdapter(_readable(args_type))
+        adapter = TypeAdapter(readable(args_type))
         write = adapter.serializer
         read, schema = adapter.validator.validate_json, adapter.core_schema
         return _Codec(write.to_json, write.to_python, read, _is_finite(schema), _holds_any(schema))
@@ -210,7 +210,7 @@ def _codec(args_type: type[Any]) -> _Codec:
         raise SerializationError("args", f"pydantic cannot read the fields of {name}: {describe(error)}") from error
 
 
-def _readable(args_type: type[Any]) -> type[Any]:
+def readable(args_type: type[Any]) -> type[Any]:
     """The type itself, or its twin: pydantic does not take a `typing.TypedDict` before Python 3.12."""
     if sys.version_info >= (3, 12) or not typing.is_typeddict(args_type):
         return args_type

@@ -15,11 +15,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from awa_proto.args import JobArgs, decoder
+from awa_proto.error_text import describe
 from awa_proto.errors import AwaError, SerializationError, ValidationError
 from awa_proto.intake import Intake
 from awa_proto.job import JobRow
 from awa_proto.options import EnqueueRequest, name
-from awa_proto.outcome import Ending, Outcome, describe
+from awa_proto.outcome import Ending, Outcome
 from awa_proto.store import Ended, NewJob
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing_extensions import Unpack, override
 
 from awa_proto import extra
 from awa_proto.args import JobArgs
+from awa_proto.error_text import describe
 from awa_proto.errors import OutputError, StagingError
 from awa_proto.operations import Operations
 from awa_proto.options import EnqueueRequest, InsertOpts
-from awa_proto.outcome import describe
 from awa_proto.plan import Op
 from awa_proto.recording import Recording
 from awa_proto.worker.events import Reason, StartJob

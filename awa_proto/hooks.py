@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from awa_proto.error_text import describe, traceback_of
 from awa_proto.events import AnyEvent
-from awa_proto.outcome import describe, traceback_of
 from awa_proto.worker.events import Emit
 from awa_proto.worker.report import ERROR, WARNING, Report
 

@@ -10,6 +10,9 @@ from enum import StrEnum
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from awa_proto import extra
+from awa_proto import output as outputs
+
+T = TypeVar("T")
 
 
 class JobState(StrEnum):
@@ -118,6 +121,19 @@ class JobRow:
     def output(self) -> Any:
         """What the attempt that completed the job recorded, as JSON says it; None for nothing. Lists do not load it."""
         return None if self.output_json is None else json.loads(self.output_json)
+
+    def output_as(self, output_type: type[T], /) -> T | None:
+        """The output as an instance of a type, or None when there is none.
+
+        A pydantic model is validated, a dataclass made of its fields, another class checked with isinstance. Raises
+        SerializationError when it does not fit: perhaps it was written before the kind declared its type.
+        """
+        return outputs.decode(self.output, output_type)
+
+    def error_output_as(self, output_type: type[T], /) -> T | None:
+        """The output of the latest failed attempt that recorded one, as an instance of a type; else as `output_as`."""
+        found = next((entry["output"] for entry in reversed(self.errors) if "output" in entry), None)
+        return outputs.decode(found, output_type, "error output")
 
     def _beside(self, name: str, empty: Any) -> Any:
         if self._extra is None:

@@ -16,8 +16,9 @@ from typing import Any, Final, TypedDict, Unpack
 from awa_proto import args as args_
 from awa_proto import extra as extras
 from awa_proto.args import JobArgs
+from awa_proto.error_text import describe
 from awa_proto.errors import ValidationError
-from awa_proto.outcome import Seconds, describe, seconds
+from awa_proto.outcome import Seconds, seconds
 from awa_proto.store import NewJob
 from awa_proto.task import Task
 from awa_proto.unique import UniqueFields, Uniqueness, UniqueOpts

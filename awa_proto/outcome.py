@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias
 
+from awa_proto.error_text import clean, describe, traceback_of, type_name
 from awa_proto.errors import TerminalError, ValidationError
 from awa_proto.job import Attempt, JobState
 
@@ -23,8 +23,6 @@ Seconds: TypeAlias = float | timedelta
 MAX_DELAY: Final = 100 * 365.25 * 86400.0
 """Longest delay a handler may ask for, in seconds: a hundred years."""
 MAX_BACKOFF: Final = 86400.0
-MAX_ERROR_BYTES: Final = 8192
-_TRACEBACK_LINES = 10
 
 
 def seconds(field: str, value: object) -> float:
@@ -289,48 +287,12 @@ def _of_value(value: object) -> tuple[Ending, float | None, dict[str, Any]]:
                 return Ending.CANCEL, None, {"error": clean(f"cancelled: {reason}")}
             case _:
                 may = "None, Completed, RetryAfter, Snooze or Cancel"
-                wrong = f"the handler returned {_type_name(value)}; it may return {may}"
+                wrong = f"the handler returned {type_name(value)}; it may return {may}"
     except ValidationError as error:
         wrong = f"wrong return value: {error}"
     except Exception:  # noqa: BLE001  a property of a class of theirs may raise anything
-        wrong = f"the handler returned {_type_name(value)}, which cannot be looked at"
+        wrong = f"the handler returned {type_name(value)}, which cannot be looked at"
     return Ending.TERMINAL, None, {"error": clean(wrong)}
-
-
-def describe(error: BaseException) -> str:
-    """`Type: message`, at most 8 KiB of UTF-8, with what a database cannot hold replaced. It raises nothing."""
-    name = _type_name(error)
-    try:
-        message = clean(str(error))
-    except KeyboardInterrupt:  # meant for the process; no exception says this of itself
-        raise
-    except BaseException:  # noqa: BLE001  a broken __str__ must not cost the job its ending
-        message = "(the message could not be made)"
-    return clean(f"{name}: {message}" if message else name)
-
-
-def clean(text: str) -> str:
-    """Text a database can hold: NUL and lone surrogates replaced, cut at 8 KiB."""
-    kept = str.__getitem__(text, slice(MAX_ERROR_BYTES))  # a character has a byte at least; and of a subclass, the text
-    data = kept.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace")
-    return data[:MAX_ERROR_BYTES].decode(errors="ignore")
-
-
-def traceback_of(error: BaseException) -> str:
-    """The last lines of the traceback; of each exception only as many frames as could be among them."""
-    try:
-        lines = "".join(traceback.format_exception(error, limit=-_TRACEBACK_LINES)).splitlines()
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # noqa: BLE001  broken __notes__, for one
-        return "(the traceback could not be made)"
-    return clean("\n".join(line[:MAX_ERROR_BYTES] for line in lines[-_TRACEBACK_LINES:]))
-
-
-def _type_name(value: object) -> str:
-    """The name of the type of a value, whatever its metaclass says it is called."""
-    name: str = vars(type)["__name__"].__get__(type(value))
-    return name
 
 
 def rfc3339(at: datetime) -> str:

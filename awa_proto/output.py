@@ -19,9 +19,10 @@ from uuid import UUID
 import pydantic_core
 from pydantic import BaseModel, TypeAdapter
 
+from awa_proto.args import readable
+from awa_proto.error_text import describe
 from awa_proto.errors import OutputError, SerializationError
 from awa_proto.extra import compact
-from awa_proto.outcome import describe
 
 T = TypeVar("T")
 
@@ -69,7 +70,7 @@ def decode(value: Any, output_type: type[T], field: str = "output") -> T | None:
         if inspect.isclass(declared) and issubclass(declared, BaseModel):
             made = declared.model_validate(value)
         elif not inspect.isclass(declared) or dataclasses.is_dataclass(declared) or is_typeddict(declared):
-            made = TypeAdapter(declared).validate_python(value)
+            made = TypeAdapter(readable(declared)).validate_python(value)
         else:
             made = value if isinstance(value, declared) else _NO
     except Exception as error:
@@ -83,9 +84,15 @@ def decode(value: Any, output_type: type[T], field: str = "output") -> T | None:
 def schema_of(output_type: Any) -> dict[str, Any] | None:
     """The JSON Schema of a declared type, when pydantic can produce one."""
     try:
-        return TypeAdapter(output_type).json_schema(mode="serialization")
+        return TypeAdapter(readable(output_type)).json_schema(mode="serialization")
     except Exception:  # noqa: BLE001  a type pydantic knows nothing of
         return None
+
+
+def descriptor(output_type: Any) -> dict[str, Any]:
+    """What people are told of a declared type: its name and, where there is one, its JSON Schema."""
+    schema = schema_of(output_type)
+    return {"name": _name(output_type)} | ({} if schema is None else {"schema": schema})
 
 
 def _may_be(value: object, declared: Any) -> bool:

@@ -19,6 +19,7 @@ from awa_proto.followup import FollowUp, Registered
 from awa_proto.hooks import Hook
 from awa_proto.options import kind_among, name
 from awa_proto.outcome import Outcome
+from awa_proto.output import descriptor as output_descriptor
 from awa_proto.task import Task
 
 H = TypeVar("H", bound=Callable[..., Any])
@@ -55,6 +56,18 @@ class Registry:
     def follow_ups(self) -> Registered:
         """The registered follow-ups by kind and outcome, as they are now and as they become."""
         return MappingProxyType(self._follow_ups)
+
+    @property
+    def descriptors(self) -> dict[str, dict[str, Any]]:
+        """What is to be known of each kind by people who see its jobs: `{kind: {"output": {"name": …, "schema": …}}}`.
+
+        Only kinds whose task declares an output have one, with a JSON Schema where pydantic can produce it.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for kind, task in self._tasks.items():
+            declared = task.output_type
+            found[kind] = {} if declared is None else {"output": output_descriptor(declared)}
+        return found
 
     def kind_for(self, args_type: type[Any]) -> str:
         """What a class is registered for here, when that is one kind; else the kind of the class itself.

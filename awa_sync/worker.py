@@ -56,6 +56,7 @@ from awa_proto.worker.events import (
     Stopped,
     Woken,
 )
+from awa_proto.worker.tally import Tally
 from awa_proto.worker.worker import WorkerMachine
 
 T = TypeVar("T")
@@ -174,6 +175,11 @@ class Worker:
             answer.wait()
         if self._failure is not None:
             raise self._failure
+
+    @property
+    def tally(self) -> Tally:
+        """What it has counted so far, by the names of the metrics."""
+        return self._machine.tally
 
     # the loop
 

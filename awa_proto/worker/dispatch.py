@@ -17,9 +17,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from awa_proto import errors
+from awa_proto.error_text import describe
 from awa_proto.errors import DatabaseError, Failure, TerminalError
 from awa_proto.job import Attempt
-from awa_proto.outcome import Ending, Raised, Returned, Snooze, describe
+from awa_proto.outcome import Ending, Raised, Returned, Snooze
 from awa_proto.store import Claimed, Demand, Ring
 from awa_proto.task import Task
 from awa_proto.worker.backoff import Backoff

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from awa_proto.error_text import clean
 from awa_proto.errors import DatabaseError, Failure
 from awa_proto.job import Attempt, JobState
-from awa_proto.outcome import Ending, Outcome, Raised, Returned, Transition, clean, conclude
+from awa_proto.outcome import Ending, Outcome, Raised, Returned, Transition, conclude
 from awa_proto.recording import Recording
 from awa_proto.store import Ended, Verdict, Verdicts
 from awa_proto.worker.backoff import Backoff

@@ -29,6 +29,8 @@ class Timer(IntEnum):
     """The settings of the queues are read again."""
     LISTEN = 8
     """The listening connection is probed, or opened again."""
+    PULSE = 9
+    """A heartbeat: what running handlers say of their progress is written."""
 
 
 class Timers:

@@ -21,6 +21,7 @@ finalize    | batches of results, sent until they are in     | FLUSH
 promote     | deferred jobs                                  | PROMOTE
 survey      | segments, pauses, stripes                      | SURVEY
 listen      | notifications: announce, withdraw, probe       | LISTEN
+pulse       | when progress is written                       | PULSE
 drain       | whether there is nothing left to do            |
 
 After each input every component settles, in order of dependence, so events that arrived together are one input: fifty
@@ -61,6 +62,7 @@ from awa_proto.worker.lanes import Lanes
 from awa_proto.worker.lifecycle import Lifecycle, Phase
 from awa_proto.worker.listen import Line, Listener
 from awa_proto.worker.promote import Promoter
+from awa_proto.worker.pulse import Pulse
 from awa_proto.worker.report import DEBUG, Report
 from awa_proto.worker.running import Running
 from awa_proto.worker.served import ServedQueue
@@ -83,7 +85,7 @@ class WorkerMachine:
     """A worker without I/O. One owner calls it; everybody else puts events in the owner's inbox."""
 
     __slots__ = (
-        "_context", "_dispatcher", "_drain", "_finalizer", "_lanes", "_lifecycle", "_listener", "_out", "_promoter",
+        "_context", "_dispatcher", "_drain", "_finalizer", "_lanes", "_lifecycle", "_listener", "_out", "_promoter", "_pulse",
         "_queues", "_report", "_running", "_surveyor", "_tally", "_timers",
     )  # fmt: skip
 
@@ -125,6 +127,7 @@ class WorkerMachine:
         self._surveyor = Surveyor(self._context, self._dispatcher)
         self._promoter = Promoter(self._context, self._queues, self._finalizer)
         self._listener = Listener(self._context, self._queues)
+        self._pulse = Pulse(self._context, self._running)
         self._drain = Drain(self._out, self._queues, self._dispatcher, self._finalizer, self._running, self._promoter)
         self._lifecycle = Lifecycle(
             self._context, self._out, self._dispatcher, self._finalizer, self._running,
@@ -267,6 +270,8 @@ class WorkerMachine:
                 self._surveyor.ask(now)
             case Timer.LISTEN:
                 self._listener.tick()
+            case Timer.PULSE:
+                self._pulse.beat(now)
             case Timer.CLAIM | Timer.FLUSH:
                 pass  # settling does it
             case _:
@@ -286,6 +291,7 @@ class WorkerMachine:
         self._surveyor.open(registration.queues, now)
         self._promoter.open(now)
         self._listener.open()
+        self._pulse.open(now)
 
     def _close(self, now: float) -> None:
         self._dispatcher.close(now)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,73 +26,13 @@ import awa_sync
 import awa_trio
 from awa_trio.db.connection import TrioConnection
 from awa_trio.db.pool import Pool
-
-Scenario = Callable[[Any], Coroutine[Any, Any, None]]
+from tests.flavours import FLAVOURS, Awaited, Scenario
 
 
 @dataclass
 class Add:
     a: int
     b: int = 1
-
-
-def _asyncio(driver: Any) -> Callable[[str, Scenario], None]:
-    def run(dsn: str, scenario: Scenario) -> None:
-        async def main() -> None:
-            async with awa_asyncio.Client(dsn, driver=driver) as client:
-                await client.migrate()
-                await scenario(client)
-
-        asyncio.run(main())
-
-    return run
-
-
-def _trio(dsn: str, scenario: Scenario) -> None:
-    async def main() -> None:
-        async with awa_trio.Client(dsn) as client:
-            await client.migrate()
-            await scenario(client)
-
-    trio.run(main)
-
-
-class _Awaited:
-    """A blocking object whose calls can be awaited, so that one scenario serves all packages."""
-
-    def __init__(self, blocking: Any) -> None:
-        self._blocking = blocking
-
-    def __getattr__(self, name: str) -> Any:
-        member = getattr(self._blocking, name)
-        if name in {"transaction", "worker"}:
-            return lambda *args, **kwargs: _Awaited(member(*args, **kwargs))
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            return member(*args, **kwargs)
-
-        return call
-
-    async def __aenter__(self) -> "_Awaited":  # noqa: PYI034  what the blocking one gives, not itself
-        return _Awaited(self._blocking.__enter__())
-
-    async def __aexit__(self, *exception: object) -> Any:
-        return self._blocking.__exit__(*exception)
-
-
-def _sync(dsn: str, scenario: Scenario) -> None:
-    with awa_sync.Client(dsn) as client:
-        client.migrate()
-        steps = scenario(_Awaited(client)).__await__()
-        assert next(steps, "the end") == "the end"  # nothing is ever waited for
-
-
-FLAVOURS: dict[str, Callable[[str, Scenario], None]] = {
-    "asyncio-asyncpg": _asyncio("asyncpg"),
-    "asyncio-psycopg": _asyncio("psycopg"),
-    "trio-psycopg": _trio,
-    "sync-psycopg": _sync,
-}
 
 
 @pytest.fixture(params=FLAVOURS)
@@ -178,21 +118,21 @@ def test_asyncio_takes_connections_of_either_library(database: str, driver: str,
     async def scenario(client: Any) -> None:
         await _in_the_callers_transaction(client, library, database)
 
-    _asyncio(driver)(database, scenario)
+    FLAVOURS[f"asyncio-{driver}"](database, scenario)
 
 
 def test_trio_takes_its_own_connections(database: str) -> None:
     async def scenario(client: Any) -> None:
         await _in_the_callers_transaction(client, "trio", database)
 
-    _trio(database, scenario)
+    FLAVOURS["trio-psycopg"](database, scenario)
 
 
 def test_blocking_code_takes_connections_of_psycopg(database: str) -> None:
     async def scenario(client: Any) -> None:
         await _in_the_callers_transaction(client, "sync", database)
 
-    _sync(database, scenario)
+    FLAVOURS["sync-psycopg"](database, scenario)
 
 
 async def _in_the_callers_transaction(client: Any, library: str, dsn: str) -> None:
@@ -214,7 +154,7 @@ def test_a_connection_of_another_kind_is_refused_before_anything_is_sent(
 ) -> None:
     async def scenario(client: Any) -> None:
         with psycopg.connect(database) as blocking:
-            others = [object(), "dsn", 5, *([] if isinstance(client, _Awaited) else [blocking])]
+            others = [object(), "dsn", 5, *([] if isinstance(client, Awaited) else [blocking])]
             for connection in others:
                 with pytest.raises(awa.ValidationError, match=r"using: .* is needed here, not ") as caught:
                     await client.insert(Add(1), using=connection)
@@ -251,7 +191,9 @@ def test_a_database_without_the_schema_says_the_command(database: str) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("run_with", [_asyncio("asyncpg"), _asyncio("psycopg"), _trio])
+@pytest.mark.parametrize(
+    "run_with", [FLAVOURS["asyncio-asyncpg"], FLAVOURS["asyncio-psycopg"], FLAVOURS["trio-psycopg"]]
+)
 def test_a_worker_runs_async_and_plain_handlers_with_a_client_each(
     run_with: Callable[[str, Scenario], None], database: str
 ) -> None:
@@ -373,7 +315,7 @@ def test_asyncio_refuses_a_connection_in_no_transaction(database: str, library: 
             assert len(await client.list_jobs()) == 1
         await connection.close()
 
-    _asyncio("asyncpg")(database, scenario)
+    FLAVOURS["asyncio-asyncpg"](database, scenario)
 
 
 def test_trio_refuses_a_connection_in_no_transaction(database: str) -> None:
@@ -381,7 +323,7 @@ def test_trio_refuses_a_connection_in_no_transaction(database: str) -> None:
         async with await TrioConnection.connect(database, autocommit=True) as connection:
             await _outside_of_a_transaction(client, connection)
 
-    _trio(database, scenario)
+    FLAVOURS["trio-psycopg"](database, scenario)
 
 
 def test_blocking_code_refuses_a_connection_in_no_transaction(database: str) -> None:
@@ -389,7 +331,7 @@ def test_blocking_code_refuses_a_connection_in_no_transaction(database: str) -> 
         with psycopg.connect(database, autocommit=True) as connection:
             await _outside_of_a_transaction(client, connection)
 
-    _sync(database, scenario)
+    FLAVOURS["sync-psycopg"](database, scenario)
 
 
 async def _outside_of_a_transaction(client: Any, connection: Any) -> None:

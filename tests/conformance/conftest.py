@@ -28,7 +28,7 @@ ADAPTERS = {
 }
 EMPTIED = """
 TRUNCATE awa.ready, awa.claims, awa.closures, awa.deferred, awa.failed, awa.dlq, awa.queues, awa.instances,
-  awa.unique_keys;
+  awa.unique_keys, awa.attempts;
 UPDATE awa.segments SET state = 'free', version = 0, opened_at = NULL, sealed_at = NULL;
 UPDATE awa.segments SET state = 'open', version = 1, opened_at = now() WHERE seg = 0;
 SELECT setval('awa.ring', 256);

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
+from awa_proto.error_text import MAX_ERROR_BYTES, clean, describe
 from awa_proto.errors import TerminalError
 from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import (
     MAX_DELAY,
-    MAX_ERROR_BYTES,
     TABLE,
     Cancel,
     Completed,
@@ -26,9 +26,7 @@ from awa_proto.outcome import (
     Snooze,
     Transition,
     backoff,
-    clean,
     conclude,
-    describe,
 )
 
 AT = datetime(2026, 1, 31, 23, 59, 59, 1, tzinfo=UTC)

@@ -15,7 +15,7 @@ import pytest
 from psycopg.rows import TupleRow
 
 from awa_proto.job import Attempt, JobState
-from awa_proto.outcome import Transition
+from awa_proto.outcome import DeadLetter, Transition
 from awa_proto.plan import Statement
 from awa_proto.schema import script
 from awa_proto.store import Demand, Ended, JobFilter, NewJob
@@ -55,8 +55,9 @@ def _first(op: Any) -> Statement:
     return step
 
 
-def _close(to: JobState) -> Statement:
-    return _first(STORE.finalize([Ended(ATTEMPT, Transition(to, 1, NOW, NOW))], 7))
+def _close(to: JobState, dead_letter: DeadLetter | None = None, **more: Any) -> Statement:
+    transition = Transition(to, 1, NOW, NOW, dead_letter=dead_letter)
+    return _first(STORE.finalize([Ended(ATTEMPT, transition)._replace(**more)], 7))
 
 
 def _demands(*queues: str) -> list[Demand]:
@@ -84,13 +85,20 @@ HOT: dict[str, tuple[Statement, set[str]]] = {
     **{f"close as {to}": (_close(to), CLOSE | {"ready_job"}) for to in (JobState.RETRYABLE, JobState.SCHEDULED)},
     **{f"close as {to}": (_close(to), CLOSE | {"ready_job"}) for to in (JobState.FAILED, JobState.AVAILABLE)},
     "close as completed": (_close(JobState.COMPLETED), CLOSE),
+    "close with an output": (_close(JobState.COMPLETED, output="1"), CLOSE),
+    "close with follow-ups": (_close(JobState.COMPLETED, follow_ups=(NewJob("k", "q", "{}"),)), CLOSE),
+    "close with progress": (_close(JobState.RETRYABLE, flushed=True), CLOSE | {"ready_job", "attempts_pkey"}),
+    "close as a dead letter": (_close(JobState.FAILED, DeadLetter.TERMINAL), CLOSE | {"ready_job"}),
     "promote": (_first(STORE.promote(500)), {"deferred_due", "deferred_pkey"}),
     "promote from a moment on": (_first(STORE.promote(500, NOW)), {"deferred_due", "deferred_pkey"}),
-    "get_job": (_first(STORE.get_job(50)), FATE | {"deferred_pkey", "failed_pkey"}),
+    "get_job": (_first(STORE.get_job(50)), FATE | {"deferred_pkey", "failed_pkey", "dlq_pkey", "attempts_pkey"}),
     "cancel what is deferred": (_first(STORE.cancel(50)), {"deferred_pkey"}),
     "move what is deferred": (_first(STORE.move(50, queue="q")), {"deferred_pkey"}),
-    "retry": (_first(STORE.retry(50)), {"failed_pkey"}),
-    "locate": (Statement("locate", people._locate_sql(NAMES), (50,)), FATE | {"deferred_pkey", "failed_pkey"}),
+    "retry": (_first(STORE.retry(50)), {"failed_pkey", "dlq_pkey"}),
+    "locate": (
+        Statement("locate", people._locate_sql(NAMES), (50,)),
+        FATE | {"deferred_pkey", "failed_pkey", "dlq_pkey"},
+    ),
     "cancel what is available": (
         Statement("take", people._take_sql(NAMES, 0, people._into_failed(NAMES)), (50,)),
         {"ready_job", "claims_lane"},

@@ -19,7 +19,7 @@ from awa_proto.job import JobState
 from awa_proto.output import MAX_BATCH_OUTPUT_BYTES
 from awa_proto.plan import Op, Plan, Rows, Statement, Value
 from awa_proto.store import Ended, Verdict, Verdicts
-from awa_proto.store.queue.names import BODY, Names
+from awa_proto.store.queue.names import BODY, PROGRESSING, Names
 from awa_proto.store.queue.unique import kept, kept_out, won
 from awa_proto.unique import must_win_again
 
@@ -81,8 +81,7 @@ def _ended_jobs(n: Names, s: int, form: Form) -> str:
     if form.returning:
         reason, reasons = ", duplicate", ", $12::text[]"
     recorded = f"LEFT JOIN {n.s}.attempts a ON a.job_id = r.id AND a.run_lease = k.lease" if form.outside else ""
-    merged = "(coalesce(r.extra, '{}')::jsonb || jsonb_build_object('progress', a.progress::jsonb))::json"
-    kept = f"CASE WHEN a.progress IS NULL THEN r.extra ELSE {merged} END" if form.outside else "r.extra"
+    kept = f"CASE WHEN a.progress IS NULL THEN r.extra ELSE {PROGRESSING} END" if form.outside else "r.extra"
     return f"""
 accepted AS MATERIALIZED (
   SELECT j.run_at AS due, j.attempt AS count, j.at, coalesce(j.extra::json, {kept}) AS then_extra, k.lease,
@@ -233,8 +232,10 @@ def sql(n: Names, s: int, form: Form) -> str:
     follow = _follow_ups(n, first, form)
     forgotten = f"""
 forgotten AS (
-  DELETE FROM {n.s}.attempts a USING fresh f JOIN known k USING (claim_id)
-  WHERE a.job_id = ANY (ARRAY(SELECT k.job_ids[i + 1] FROM unnest(f.idx) i)) AND a.run_lease = k.lease
+  DELETE FROM {n.s}.attempts a   -- by arrays, since a join could become a scan of the table
+  WHERE a.job_id = ANY (ARRAY(
+      SELECT k.job_ids[i + 1] FROM fresh f JOIN known k USING (claim_id) CROSS JOIN LATERAL unnest(f.idx) i))
+    AND a.run_lease = ANY (ARRAY(SELECT lease FROM known))
 ),"""
     outputs = """,
          CASE WHEN o.idx = o.wanted THEN o.outputs::json ELSE (

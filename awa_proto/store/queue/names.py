@@ -18,6 +18,10 @@ def body(**changes: str) -> str:
     return ", ".join(changes.get(column, column) for column in BODY.split(", "))
 
 
+PROGRESSING = "(coalesce(r.extra, '{}')::jsonb || jsonb_build_object('progress', a.progress::jsonb))::json"
+"""SQL: the extra of the ready row `r` with the progress of the row `a` of `attempts`."""
+
+
 @dataclass(frozen=True)
 class Names:
     """The names of one schema.

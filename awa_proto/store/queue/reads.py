@@ -21,7 +21,7 @@ from awa_proto.plan import Op, Plan, Row, Rows, Statement
 from awa_proto.store import JobFilter, QueueStat
 from awa_proto.store.queue.claim import claimed
 from awa_proto.store.queue.close import CODES
-from awa_proto.store.queue.names import Names
+from awa_proto.store.queue.names import PROGRESSING, Names
 from awa_proto.store.queue.segments import unclaimed
 
 _STATES = tuple(JobState)
@@ -53,7 +53,7 @@ LEFT JOIN LATERAL (
   WHERE s.hi - s.lo = 1
 ) t ON true
 LEFT JOIN LATERAL (
-  SELECT k.outcome, k.closed_at FROM {n.s}.closures k
+  SELECT k.outcome, k.closed_at, k.outputs -> (array_position(k.idx, t.idx) - 1) AS output FROM {n.s}.closures k
   WHERE k.seg = {r}.seg AND k.claim_id = t.claim_id AND t.idx = ANY (k.idx) ORDER BY k.claim_id, k.n LIMIT 1
 ) k ON true"""
 
@@ -71,16 +71,20 @@ JOB = """id, kind, queue, args::text, state, priority, attempt, run_lease, max_a
 _NO_LETTER = "NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, NULL::json AS output"
 
 
-def _logged(n: Names, where: str, rest: str) -> str:
-    """Current rows of `ready`, with the columns of JOB."""
+def _logged(n: Names, where: str, rest: str, *, whole: bool = False) -> str:
+    """Current rows of `ready`, with the columns of JOB. whole: also the output, and the progress of an attempt that runs."""
+    letter = _NO_LETTER.replace("NULL::json", "nullif(k.output::text, 'null')::json") if whole else _NO_LETTER
+    extra = "CASE WHEN a.progress IS NULL THEN r.extra ELSE " + PROGRESSING + " END AS extra" if whole else "r.extra"
+    recorded = f"LEFT JOIN {n.s}.attempts a ON k.outcome IS NULL AND a.job_id = r.id AND a.run_lease = t.lease"
     return f"""
 SELECT r.id, r.kind, r.queue, r.args, {_STATE} AS state, r.priority,
        r.attempt + (t.claim_id IS NOT NULL)::int AS attempt, coalesce(t.lease, r.run_lease) AS run_lease, r.max_attempts,
        r.run_at, r.created_at, t.claimed_at AS attempted_at,
        CASE WHEN k.outcome IS NULL
          THEN coalesce(t.claimed_at + (r.extra->>'deadline')::float8 * interval '1 s', t.deadline_at) END AS deadline_at,
-       k.closed_at AS finalized_at, r.extra, {_NO_LETTER}
+       k.closed_at AS finalized_at, {extra}, {letter}
 FROM {n.s}.ready r{fate(n, "r")}
+{recorded if whole else ""}
 WHERE {_CURRENT} AND {where}
 {rest}"""
 
@@ -180,7 +184,7 @@ SELECT {JOB} FROM (
   UNION ALL
   ({beside(n, "dlq", mine, "")})
   UNION ALL
-  ({_logged(n, mine, "ORDER BY r.id DESC, r.run_lease DESC LIMIT 1")})
+  ({_logged(n, mine, "ORDER BY r.id DESC, r.run_lease DESC LIMIT 1", whole=True)})
 ) j LIMIT 1"""
 
 
