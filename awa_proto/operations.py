@@ -661,7 +661,7 @@ def _return(value: T) -> Plan[T]:
 
 def _skips(on_conflict: object) -> bool:
     """Whether jobs that are there already are left out."""
-    if on_conflict not in {"raise", "skip"}:
+    if not isinstance(on_conflict, str) or on_conflict not in {"raise", "skip"}:
         shown = (
             repr(on_conflict[:40]) if isinstance(on_conflict, str) else f"a value of type {type(on_conflict).__name__}"
         )

@@ -55,6 +55,8 @@ def attempt(call: Callable[[], object], *names: str) -> None:
         assert any(error.field.startswith(name) or f".{name}" in error.field for name in names), error  # noqa: PT017
     except awa.ConfigurationError as error:
         assert any(name in str(error) for name in names), error  # noqa: PT017
+    except awa.UniqueConflict:
+        assert "unique_opts" in names, names  # it was taken, and then found one like it
 
 
 def run(op: Op[Any]) -> None:

@@ -81,10 +81,10 @@ def _ended_jobs(n: Names, s: int, form: Form) -> str:
     if form.returning:
         reason, reasons = ", duplicate", ", $12::text[]"
     recorded = f"LEFT JOIN {n.s}.attempts a ON a.job_id = r.id AND a.run_lease = k.lease" if form.outside else ""
-    kept = f"CASE WHEN a.progress IS NULL THEN r.extra ELSE {PROGRESSING} END" if form.outside else "r.extra"
+    kept_extra = f"CASE WHEN a.progress IS NULL THEN r.extra ELSE {PROGRESSING} END" if form.outside else "r.extra"
     return f"""
 accepted AS MATERIALIZED (
-  SELECT j.run_at AS due, j.attempt AS count, j.at, coalesce(j.extra::json, {kept}) AS then_extra, k.lease,
+  SELECT j.run_at AS due, j.attempt AS count, j.at, coalesce(j.extra::json, {kept_extra}) AS then_extra, k.lease,
          k.claimed_at{reason}{", f.claim_id, i AS idx" if form.returning else ""}, r.*
   FROM fresh f
   CROSS JOIN LATERAL unnest(f.idx) i
