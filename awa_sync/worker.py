@@ -123,7 +123,7 @@ class Worker:
         if hasattr(self, "_context"):
             raise RuntimeError("a worker is entered once; make another one with client.worker(...)")
         self._context = contextvars.copy_context()
-        Thread(target=self._run, name="awa worker", daemon=True).start()
+        Thread(target=self._context.copy().run, args=(self._run,), name="awa worker", daemon=True).start()
         return self
 
     def __exit__(

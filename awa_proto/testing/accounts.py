@@ -9,9 +9,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from awa_proto.events import AnyEvent, Started
 from awa_proto.job import Attempt, JobRow, JobState
-from awa_proto.outcome import Transition
+from awa_proto.outcome import Outcome, Transition
 from awa_proto.store import Ended, Verdict
+
+_EVENTS: dict[Outcome | None, str] = {
+    Outcome.COMPLETED: "Completed",
+    Outcome.RETRIED: "Retried",
+    Outcome.EXHAUSTED: "Exhausted",
+    Outcome.CANCELLED: "Cancelled",
+    Outcome.WAITING_FOR_CALLBACK: "WaitingForCallback",
+}
 
 
 class Broken(AssertionError):
@@ -23,7 +32,7 @@ class Claim:
     """One attempt that some worker's claim took.
 
     worker: who. is_known: the answer reached it. accepted: the flush and the transition that ended it.
-    is_cancelled: a person ended it. excuse: why nobody may ever end it.
+    is_cancelled: a person ended it. excuse: why nobody may ever end it. told: the events that hooks heard of it.
     """
 
     attempt: Attempt
@@ -33,6 +42,7 @@ class Claim:
     accepted: tuple[int, Transition] | None = None
     is_cancelled: bool = False
     excuse: str | None = None
+    told: list[str] = field(default_factory=list[str])
 
 
 @dataclass(slots=True)
@@ -64,6 +74,32 @@ class Accounts:
             raise Broken(f"{claim} is started by {worker}: elsewhere, twice, or after its end")
         claim.is_started = True
         self.runs[attempt.id] += 1
+
+    def happened(self, worker: int, event: AnyEvent) -> None:
+        """Hooks of a worker are told: that an attempt starts, or how it ended, once each and as it is written."""
+        job, name = event.job, type(event).__name__
+        claim = self.claims[job.id, job.run_lease]
+        check(claim.worker == worker, f"worker {worker} tells {name} of an attempt that {claim.worker} has")
+        if isinstance(event, Started):
+            check(not claim.told and not claim.is_started, f"{name} is told after {claim.told}, or after the start")
+            check(job.state is JobState.RUNNING, f"{name} of a job that is {job.state}")
+        else:
+            check(claim.told in ([], ["Started"]), f"{name} is told after {claim.told}")
+            check(claim.accepted is not None, f"{name} is told of {claim}, whose end is not written")
+            assert claim.accepted is not None
+            end = claim.accepted[1]
+            check(_EVENTS.get(end.outcome) == name, f"{name} is told of {end}")
+            row = (job.state, job.attempt, job.finalized_at)
+            check(row == (end.to, end.attempt, end.at), f"{name} carries {row}, written was {end}")
+        claim.told.append(name)
+
+    def untold(self, worker: int) -> list[Claim]:
+        """Attempts of a worker whose end is written, and should have been told."""
+        return [
+            claim for claim in self.claims.values()
+            if claim.worker == worker and claim.accepted is not None and claim.accepted[1].outcome is not None
+            and claim.told[-1:] in ([], ["Started"])
+        ]  # fmt: skip
 
     def written(self, ended: Sequence[Ended], flush: int, verdicts: Sequence[Verdict]) -> None:
         """The database has answered a flush, whether or not the answer arrives."""

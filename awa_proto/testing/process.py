@@ -17,7 +17,7 @@ from awa_proto.outcome import Raised, Returned
 from awa_proto.store import Claimed, Ended, Verdict
 from awa_proto.testing.accounts import Broken, check
 from awa_proto.testing.faults import Fault, refusal, silence
-from awa_proto.testing.simulator import TASKS, BookedStore, Simulation, end_of, play
+from awa_proto.testing.simulator import HOOKED, TASKS, BookedStore, Simulation, end_of, play
 from awa_proto.worker.config import WorkerConfig
 from awa_proto.worker.events import (
     CancelJob,
@@ -66,7 +66,9 @@ class Process:
         self.number = number
         self.config = config
         self.store = BookedStore(world.time, world.random.random, shares=world.store, notified=self._notified)
-        self.machine = WorkerMachine(store=self.store, tasks=TASKS, config=config, random=world.random.random)
+        self.machine = WorkerMachine(
+            store=self.store, tasks=TASKS, config=config, random=world.random.random, hooked=HOOKED
+        )
         self.inbox: list[Event] = []
         self.handlers: dict[tuple[int, int], _Handler] = {}
         self.drained: list[Any] = []
@@ -139,8 +141,10 @@ class Process:
                     self._run(output)
                 case CancelJob(attempt=attempt):
                     self._cancel(attempt)
-                case Emit() | Happened():
+                case Emit():
                     pass
+                case Happened(event=event):
+                    self._world.accounts.happened(self.number, event)
                 case Drained(token=token):
                     self.drained.append(token)
                 case Stopped():
@@ -303,6 +307,8 @@ class Process:
         if stopped.clean:
             unfinished = accounts.unfinished(self.number)
             check(not self.machine.unwritten and not unfinished, f"a clean stop left {unfinished}")
+            untold = accounts.untold(self.number)
+            check(not untold, f"hooks were not told how {untold} ended")
         accounts.excuse(self.number, "stopped")
         self.is_alive = False
 

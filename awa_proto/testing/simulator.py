@@ -242,3 +242,5 @@ def _never_called(_: object) -> None:
 
 
 TASKS: Mapping[str, Task] = {KIND: Task(KIND, _never_called, _decode, is_async=True)}
+HOOKED = (KIND, "nobody knows")
+"""Kinds that have hooks."""

@@ -1,6 +1,6 @@
 """The worker machine, event by event: what it says to late, double and strange ones, and how much it asks for."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,6 +8,7 @@ import pytest
 from typing_extensions import override
 
 from awa_proto.errors import DatabaseError, SchemaNotMigrated
+from awa_proto.events import Completed
 from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import Raised, Returned
 from awa_proto.plan import Op
@@ -22,6 +23,7 @@ from awa_proto.worker.events import (
     Drained,
     Emit,
     Event,
+    Happened,
     JobEnded,
     ListenLost,
     OpDone,
@@ -81,7 +83,12 @@ class Bench:
     """A machine on the bench: one step at a time, at a clock turned by hand."""
 
     def __init__(
-        self, queue: QueueConfig | None = None, *, queues: dict[str, QueueConfig] | None = None, **settings: Any
+        self,
+        queue: QueueConfig | None = None,
+        *,
+        queues: dict[str, QueueConfig] | None = None,
+        hooked: Collection[str] = (),
+        **settings: Any,
     ) -> None:
         self.now = 100.0
         self.store = Spy()
@@ -90,6 +97,7 @@ class Bench:
             tasks={"k": Task("k", print, decode, is_async=False)},
             config=WorkerConfig(queues or {"q": queue or QueueConfig(max_workers=2)}, **settings),
             random=lambda: 0.5,
+            hooked=hooked,
         )
         self.said: list[Output] = []
         self.ops: dict[str, RunOp] = {}
@@ -485,3 +493,73 @@ def test_a_claim_that_was_under_way_at_the_question_does_not_answer_it() -> None
     assert of(Drained, bench.said) == []
     bench.claimed()
     assert of(Drained, bench.said) == [Drained("?")]
+
+
+# what hooks are told
+
+
+def hooked(*ids: int) -> Bench:
+    """A bench whose jobs of kind "k" have hooks, with these attempts claimed."""
+    bench = Bench(hooked={"k"}).running()
+    bench.claimed(*(attempt(id) for id in ids))
+    return bench
+
+
+def names(said: Sequence[Output]) -> list[str]:
+    return [type(output.event).__name__ for output in of(Happened, said)]
+
+
+def test_a_machine_without_hooks_tells_nothing() -> None:
+    bench = Bench().running()
+    bench.claimed(attempt(1))
+    bench.hear(JobEnded(attempt(1), Returned(None)))
+    bench.done("finalize", [Verdict.ACCEPTED])
+    assert of(Happened, bench.said) == []
+
+
+def test_started_is_told_before_the_handler_is_and_an_end_only_when_it_is_written() -> None:
+    bench = hooked(1)
+    first = [type(output) for output in bench.said if isinstance(output, (Happened, StartJob))]
+    assert first == [Happened, StartJob]
+    bench.now += 1.5
+    assert of(Happened, bench.hear(JobEnded(attempt(1), Returned(None)))) == []
+    (told,) = of(Happened, bench.done("finalize", [Verdict.ACCEPTED]))
+    assert isinstance(told.event, Completed)
+    assert told.event.duration == timedelta(seconds=1.5)
+    assert told.event.job.state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("verdict", [Verdict.STALE, Verdict.DUPLICATE])
+def test_no_event_of_a_result_that_is_stale_or_ended_as_a_duplicate(verdict: Verdict) -> None:
+    bench = hooked(1)
+    bench.hear(JobEnded(attempt(1), Raised(ValueError())))
+    assert of(Happened, bench.done("finalize", [verdict])) == []
+
+
+def test_a_result_that_must_be_sent_again_is_told_when_it_is_in() -> None:
+    bench = hooked(1, 2)
+    bench.hear(JobEnded(attempt(1), Returned(None)), JobEnded(attempt(2), Returned(None)))
+    assert [h.event.job.id for h in of(Happened, bench.done("finalize", [Verdict.AGAIN, Verdict.ACCEPTED]))] == [2]
+    assert [h.event.job.id for h in of(Happened, bench.done("finalize", [Verdict.ACCEPTED]))] == [1]
+
+
+def test_a_flush_whose_answer_was_lost_is_told_once() -> None:
+    bench = hooked(1)
+    bench.hear(JobEnded(attempt(1), Returned(None)))
+    assert of(Happened, bench.failed("finalize", None)) == []
+    bench.wait(1.0)
+    assert names(bench.done("finalize", [Verdict.ACCEPTED])) == ["Completed"]
+
+
+def test_what_goes_back_unstarted_is_told_of_neither_way() -> None:
+    bench = hooked(1, 2, 3)
+    bench.hear(StopAsked(60.0))
+    assert names(bench.said) == ["Started", "Started"]
+    assert of(Happened, bench.done("finalize", [Verdict.ACCEPTED])) == []
+
+
+def test_args_the_handler_cannot_read_are_told_as_exhausted_and_never_as_started() -> None:
+    bench = Bench(hooked={"k"}).running()
+    bench.claimed(attempt(1, args="bad"))
+    bench.done("finalize", [Verdict.ACCEPTED])
+    assert names(bench.said) == ["Exhausted"]

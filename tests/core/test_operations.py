@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, get_args
+from unittest import mock
 
 import pytest
 from typing_extensions import override
 
+from awa_proto import events
 from awa_proto.errors import DatabaseError, Failure, JobNotFound, SerializationError, ValidationError
 from awa_proto.job import JobState
 from awa_proto.operations import MOST_LISTED, Operations
@@ -221,6 +223,62 @@ def test_a_job_that_keeps_moving_is_a_failure_that_is_tried_again(calls: Operati
         run(calls.cancel(1))
     assert caught.value.failure is Failure.TRANSIENT
     assert len(store.answers) == 90
+
+
+# what calls tell hooks
+
+
+@pytest.fixture
+def told(store: Recording) -> Operations[Any]:
+    return Operations(store, Registry().tasks, "awa", lambda: NOW, {"send_email"})
+
+
+def test_a_cancellation_carries_the_event_to_tell_after_its_commit(told: Operations[Any]) -> None:
+    job = run(told.insert(SendEmail("a")))
+    op = told.cancel(job.id)
+    assert list(op.events) == []
+    assert run(op) is True
+    row = run(told.get_job(job.id))
+    assert row is not None
+    assert list(op.events) == [events.Cancelled(row, None, "")]
+    assert run(op) is False
+    assert list(op.events) == []
+
+
+def test_a_cancellation_of_a_kind_without_hooks_carries_none(told: Operations[Any]) -> None:
+    op = told.cancel(run(told.insert({}, kind="other")).id)
+    assert run(op) is True
+    assert list(op.events) == []
+
+
+@pytest.mark.parametrize("hooked", [(), ("send_email",)])
+@pytest.mark.parametrize("using", [None, object()])
+def test_the_job_is_read_only_if_there_are_hooks_and_its_commit_is_known_here(
+    store: Recording, hooked: tuple[str, ...], using: object
+) -> None:
+    calls: Operations[Any] = Operations(store, Registry().tasks, "awa", lambda: NOW, hooked)
+    job = run(calls.insert(SendEmail("a")))
+    with mock.patch.object(store, "get_job", wraps=store.get_job) as get_job:
+        op = calls.cancel(job.id, using=using)
+        assert run(op) is True
+    assert get_job.called is bool(hooked and using is None)
+    assert len(op.events) == get_job.call_count
+
+
+def test_an_event_is_lost_when_its_job_cannot_be_read_and_nothing_else_is(
+    told: Operations[Any], store: Recording, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = run(told.insert(SendEmail("a")))
+
+    def plan() -> Plan[None]:
+        yield from ()
+        raise DatabaseError("gone", None)
+
+    with mock.patch.object(store, "get_job", return_value=Op("get_job", plan)):
+        op = told.cancel(job.id)
+        assert run(op) is True
+    assert list(op.events) == []
+    assert f"hooks are not told that job {job.id} was cancelled" in caplog.text
 
 
 def test_retry_makes_a_cancelled_job_available_again(calls: Operations[Any]) -> None:

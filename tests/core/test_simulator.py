@@ -60,6 +60,36 @@ def test_equal_seeds_give_equal_traces() -> None:
     assert live(1).trace != live(2).trace
 
 
+# events
+
+
+def test_hooks_are_told_of_each_attempt_once_as_it_starts_and_when_its_end_is_written() -> None:
+    world = Simulation(1)
+    worker(world)
+    world.insert(Job(ends=("error", "snooze", "retry", "ok")), Job(ends=("cancel",)), Job(kind="nobody knows"))
+    settled(world, 30)
+    told = {id: [line[4] for line in world.trace if line[2:4] == ("happened", id)] for id in (1, 2, 3)}
+    assert told == {
+        1: ["Started", "Retried", "Started", "Started", "Retried", "Started", "Completed"],
+        2: ["Started", "Cancelled"],
+        3: ["Exhausted"],
+    }
+
+
+@pytest.mark.parametrize("fault", [Fault.ANSWER_LOST, Fault.DONE_LATER, Fault.HALF_DONE, Fault.OUTRUN])
+def test_an_end_that_is_sent_again_is_told_once(fault: Fault) -> None:
+    for seed in range(20):
+        world = Simulation(seed)
+        faults = iter([fault] * 3)
+        world.interfere = lambda _number, run: next(faults, None) if run.op.name == "finalize" else None  # noqa: B023
+        worker(world)
+        world.insert(*[Job()] * 5)
+        settled(world, 30)
+        assert next(faults, None) is None
+        assert len(world.seen("happened")) == 10
+        assert all(claim.told == ["Started", "Completed"] for claim in world.accounts.claims.values())
+
+
 # wake-ups and polls
 
 

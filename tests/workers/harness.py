@@ -1,12 +1,15 @@
-"""One face of the three workers for tests: handlers as scripts, a database that is the memory store.
+"""One face of the three workers for tests: handlers and hooks as scripts, a database that is the memory store.
 
 A handler is a generator function over the job. It yields gates to wait on and returns what a handler returns; it runs as
-a coroutine function or as a plain function, whichever the mode says. The blocking worker is driven from threads.
+a coroutine function or as a plain function, whichever the mode says. The blocking worker is driven from threads. A hook is
+the same over the event.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import json
 import random
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
@@ -20,11 +23,12 @@ import anyio.lowlevel
 import anyio.to_thread
 from typing_extensions import override
 
-import awa_asyncio.worker
 import awa_sync.worker
-import awa_trio.worker
+from awa_proto.args import decoder
 from awa_proto.errors import DatabaseError
+from awa_proto.events import AnyEvent
 from awa_proto.handler import JobBase
+from awa_proto.hooks import Hook, HookQueue
 from awa_proto.job import JobRow, JobState
 from awa_proto.plan import Op
 from awa_proto.store import NewJob
@@ -36,6 +40,7 @@ from awa_proto.worker.worker import WorkerMachine
 
 T = TypeVar("T")
 Script: TypeAlias = "Callable[[Job], Generator[Gate, None, object]]"
+HookScript: TypeAlias = "Callable[[AnyEvent], Generator[Gate, None, None]]"
 MODES = ("asyncio", "asyncio-plain", "trio", "trio-plain", "sync")
 
 
@@ -195,6 +200,8 @@ class Harness:
         self.store = MemoryStore(lambda: datetime.now(UTC), random.Random(1).random)
         self.database = MemoryDatabase(self.store, blocking=self.is_sync)
         self.tasks: dict[str, Task] = {}
+        self.hooks: dict[str, tuple[Hook, ...]] = {}
+        self._hook_runner: Any = None
         self.new_job: Callable[[StartJob], Any] = Job
         self.machine: Any = None  # instead of a WorkerMachine
 
@@ -203,9 +210,26 @@ class Harness:
         run = partial(_run_async if self.is_async_handler else _run_plain, script)
         self.tasks[kind] = Task(kind, run, str, self.is_async_handler)
 
+    def hook(self, kind: str, script: HookScript, args_type: type[Any] | None = None) -> None:
+        """Register a hook, after those of the kind."""
+        run = partial(_run_async if self.is_async_handler else _run_plain, script)
+        decode = decoder(args_type) if args_type is not None else json.loads
+        hook = Hook(kind, args_type, run, decode, self.is_async_handler, getattr(script, "__qualname__", "a hook"))
+        self.hooks[kind] = (*self.hooks.get(kind, ()), hook)
+
+    @property
+    def hook_runner(self) -> Any:
+        """What a client has, one for its workers and its calls."""
+        if self._hook_runner is None:
+            self._hook_runner = self._package("hooks").HookRunner(HookQueue(self.hooks))
+        return self._hook_runner
+
+    def _package(self, module: str) -> Any:
+        return importlib.import_module(f"awa_{self.mode.partition('-')[0]}.{module}")
+
     def enqueue(self, kind: str, count: int = 1, **options: Any) -> list[int]:
         """Enqueue jobs in the queue "default"; returns their ids."""
-        jobs = [NewJob(kind, "default", f'"{number}"', **options) for number in range(count)]
+        jobs = [NewJob(kind, "default", **{"args": f'"{number}"', **options}) for number in range(count)]
         return [row.id for row in self.database.execute(self.store.insert(jobs))]
 
     def job(self, id: int) -> JobRow:
@@ -223,14 +247,18 @@ class Harness:
 
     def make(self, slots: int = 10, grace: float = 60.0) -> Any:
         """A worker that was not entered yet."""
-        package = {"asyncio": awa_asyncio.worker, "trio": awa_trio.worker, "sync": awa_sync.worker}[
-            self.mode.partition("-")[0]
-        ]
         config = WorkerConfig({"default": QueueConfig(max_workers=slots)}, grace=grace)
         machine = self.machine or WorkerMachine(
-            store=self.store, tasks=self.tasks, config=config, random=random.Random(1).random
+            store=self.store, tasks=self.tasks, config=config, random=random.Random(1).random, hooked=self.hooks
         )
-        return package.Worker(machine, self.database, channel="awa", new_job=self.new_job, capacity=slots)
+        return self._package("worker").Worker(
+            machine,
+            self.database,
+            channel="awa",
+            new_job=self.new_job,
+            capacity=slots,
+            happened=self.hook_runner.tell,
+        )
 
     @asynccontextmanager
     async def worker(self, slots: int = 10, grace: float = 60.0) -> AsyncIterator[RunningWorker]:
@@ -264,8 +292,8 @@ async def _in_threads(worker: awa_sync.worker.Worker) -> AsyncGenerator[None]:
             await anyio.to_thread.run_sync(lambda: worker.__exit__(type(error) if error else None, error, None))
 
 
-async def _run_async(script: Script, job: Job) -> object:
-    with contextlib.closing(script(job)) as steps:
+async def _run_async(script: Callable[[T], Generator[Gate, None, object]], given: T) -> object:
+    with contextlib.closing(script(given)) as steps:
         while True:
             try:
                 gate = next(steps)
@@ -274,8 +302,8 @@ async def _run_async(script: Script, job: Job) -> object:
             await gate.passed()
 
 
-def _run_plain(script: Script, job: Job) -> object:
-    with contextlib.closing(script(job)) as steps:
+def _run_plain(script: Callable[[T], Generator[Gate, None, object]], given: T) -> object:
+    with contextlib.closing(script(given)) as steps:
         while True:
             try:
                 gate = next(steps)
