@@ -97,3 +97,41 @@ async def main(blocking: psycopg.Connection[Any], own: psycopg.AsyncConnection[A
     awa.Client(tasks=[awa_trio.Tasks()])  # E36 tasks of another package
     awa.Client(driver="psycopg2")  # E37 no such driver
     await job.client.transaction()  # E38 not awaitable: async with
+
+
+@client.on_event(SendEmail)  # E60 other args than the hook takes
+async def e60(event: awa.JobEvent[Resize]) -> None: ...
+
+
+@client.on_event(SendEmail)  # E61 one event where there are seven
+async def e61(event: awa.events.Completed[SendEmail]) -> None: ...
+
+
+@client.on_event(SendEmail)  # E62 the result of a handler is no event
+async def e62(event: awa.Completed) -> None: ...
+
+
+@client.on_event("send_email")  # E63 without a class the args are a dict
+async def e63(event: awa.JobEvent[SendEmail]) -> None: ...
+
+
+@sync.on_event(SendEmail)  # E64 nothing awaits in blocking code
+async def e64(event: awa_sync.JobEvent[SendEmail]) -> None: ...
+
+
+@client.on_event(SendEmail)  # E65 what a hook returns is for nobody
+async def e65(event: awa.JobEvent[SendEmail]) -> int:
+    return 1
+
+
+@client.on_event(5)  # E66 neither a class nor a kind
+async def e66(event: awa.JobEvent[Any]) -> None: ...
+
+
+@client.on_event("send_email", kind="mail")  # E67 two kinds
+async def e67(event: awa.JobEvent[dict[str, Any]]) -> None: ...
+
+
+def e68(event: awa.JobEvent[SendEmail]) -> None:
+    event.duration  # E68 only some events have one
+    event.args.subject  # E69 no such field

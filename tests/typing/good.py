@@ -192,3 +192,66 @@ def every_result_is_known(result: awa.Result) -> str:
 async def classes_are_callable_too() -> None:
     asyncio.run(client.get_job(3))
     await awa.Client.insert(client, SendEmail("a"))
+
+
+@client.on_event(SendEmail)
+async def a_typed_hook(event: awa.JobEvent[SendEmail]) -> None:
+    assert_type(event.args, SendEmail)
+    assert_type(event.job, awa.JobRow)
+    match event:
+        case awa.events.Started():
+            assert_type(event, awa.events.Started[SendEmail])
+        case awa.events.WaitingForCallback():
+            pass
+        case awa.events.Completed(duration=duration):
+            assert_type(duration, timedelta)
+        case awa.events.Retried(error=error, attempt=attempt, next_run_at=at):
+            assert_type(error, str)
+            assert_type(attempt, int)
+            assert_type(at, datetime)
+        case awa.events.Exhausted(error=error):
+            assert_type(error, str)
+        case awa.events.Cancelled(reason=why):
+            assert_type(why, str)
+        case awa.events.Rescued(reason=reason):
+            assert_type(reason, awa.RescueReason)
+        case _:
+            assert_never(event)
+
+
+@client.on_event("send_email")
+def an_untyped_hook(event: awa.JobEvent[dict[str, Any]]) -> None:
+    assert_type(event.args, dict[str, Any])
+    if isinstance(event, awa.events.Completed):
+        assert_type(event.duration, timedelta)
+
+
+@tasks.on_event(Import, kind="import")
+def a_hook_of_a_class_and_a_kind(event: awa.JobEvent[Import]) -> None:
+    assert_type(event.args["path"], str)
+
+
+@sync.on_event(SendEmail)
+def a_blocking_hook(event: awa_sync.JobEvent[SendEmail]) -> None:
+    assert_type(event.args.to, str)
+
+
+@awa_trio.Tasks().on_event(Resize)
+async def a_hook_on_trio(event: awa_trio.JobEvent[Resize]) -> None:
+    if isinstance(event, awa_trio.events.Cancelled):
+        assert_type(event.args.width, int)
+
+
+def a_hook_of_anything(event: awa.JobEvent[object]) -> None:
+    assert_type(event.job.kind, str)
+
+
+client.on_event(SendEmail)(a_hook_of_anything)
+client.on_event(Resize)(a_hook_of_anything)
+seen: list[awa.JobEvent[SendEmail]] = []
+client.on_event(SendEmail)(seen.append)
+
+
+async def a_hook_is_still_what_it_was(event: awa.JobEvent[SendEmail]) -> None:
+    await a_typed_hook(event)
+    a_blocking_hook(event)
