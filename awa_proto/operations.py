@@ -504,6 +504,89 @@ class Operations(Generic[C]):
         which = _selection(kind, queue, tag, older_than, limit, reason=reason, allow_all=allow_all)
         return self._store.purge_dlq(which)
 
+    # many jobs at once
+
+    def retry_failed(
+        self,
+        *,
+        kind: str | None = None,
+        queue: str | None = None,
+        tag: str | None = None,
+        older_than: Seconds | None = None,
+        limit: int | None = None,
+        allow_all: bool = False,
+    ) -> Op[int]:
+        """Make failed jobs available again, from attempt 0, and return how many. Not dead letters, nor what was cancelled.
+
+        It goes in batches, each a transaction of its own: after an error some are done, and calling it again goes on.
+
+        Args:
+            kind: Their kind.
+            queue: Their queue.
+            tag: A tag they have.
+            older_than: Seconds (or a timedelta) since they failed, at least.
+            limit: Most jobs changed, those with the lowest ids; all by default.
+            allow_all: Without any condition this has to be said.
+
+        Raises:
+            ValidationError: There is no condition, or naming the one that is wrong.
+        """
+        return self._store.retry_failed(_selection(kind, queue, tag, older_than, limit, allow_all=allow_all))
+
+    def discard_failed(
+        self,
+        *,
+        kind: str | None = None,
+        queue: str | None = None,
+        tag: str | None = None,
+        older_than: Seconds | None = None,
+        limit: int | None = None,
+        allow_all: bool = False,
+    ) -> Op[int]:
+        """Delete failed jobs for good, and return how many. Not dead letters, nor what was cancelled.
+
+        Conditions and batches as `retry_failed`.
+
+        Raises:
+            ValidationError: There is no condition, or naming the one that is wrong.
+        """
+        return self._store.discard_failed(_selection(kind, queue, tag, older_than, limit, allow_all=allow_all))
+
+    def delete_job(self, id: int, /) -> Op[bool]:
+        """Delete a job that has ended, with its output and errors, for every read at once. False when there is no such job.
+
+        Of a completed job the bytes stay on disk until its segment is pruned.
+
+        Raises:
+            ValidationError: It has not ended.
+        """
+        op, look = self._store.delete_job(_id(id)), self._store.get_job(id)
+
+        def plan() -> Plan[bool]:
+            for _ in range(_MOST_ASKS):
+                if (yield from op.start()):
+                    return True
+                job = yield from look.start()
+                if job is None:
+                    return False
+                if not job.state.is_terminal:
+                    raise ValidationError("id", f"job {id} is {job.state}; only jobs that have ended can be deleted")
+            _moving(id)
+
+        return _as(op, plan)
+
+    def drain_queue(self, queue: str, /) -> Op[int]:
+        """Cancel all jobs of a queue that wait, whether available, scheduled or to be retried, and return how many.
+
+        Running jobs go on, and may be retried; pause the queue and cancel them to be rid of them too. Jobs enqueued meanwhile
+        may be cancelled or not. It goes in batches, each a transaction of its own: after an error some are done, and calling
+        it again goes on.
+
+        Raises:
+            ValidationError: The name cannot be that of a queue.
+        """
+        return self._store.drain_queue(name("queue", queue))
+
     def _or_why(self, op: Op[JobRow | None], id: int, fits: Callable[[JobRow], bool], only: str) -> Op[JobRow]:
         """The job an Op gives; when it gives none, an error that says why, unless the job has moved meanwhile."""
         look = self._store.get_job(id)

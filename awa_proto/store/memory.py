@@ -46,6 +46,7 @@ from awa_proto.unique import keeps_out, must_win_again, refuse_repeated
 T = TypeVar("T")
 
 DEFERRED = frozenset({JobState.SCHEDULED, JobState.RETRYABLE})
+_WAITING = DEFERRED | {JobState.AVAILABLE, JobState.WAITING_EXTERNAL}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PROMOTE_HINT = 5.0
 """Seconds. A deferred job due sooner is told to sleeping workers, which look at what is deferred about that often."""
@@ -627,6 +628,45 @@ class MemoryStore:
             return self._forget(sorted(letters, key=lambda job: (job.dlq_at, job.id))[:limit])
 
         return _op("prune_dlq", act, safe_to_retry=True)
+
+    # many failed jobs, and what ends or deletes any
+
+    def retry_failed(self, which: Selection) -> Op[int]:
+        """Failed jobs run again, the lowest ids first."""
+
+        def act() -> int:
+            jobs = self._failed(which)[: which.limit]
+            self._run_again(jobs)
+            return len(jobs)
+
+        return _op("retry_failed", act, safe_to_retry=True)
+
+    def discard_failed(self, which: Selection) -> Op[int]:
+        """Failed jobs are gone for good."""
+        return _op("discard_failed", lambda: self._forget(self._failed(which)[: which.limit]), safe_to_retry=True)
+
+    def delete_job(self, id: int) -> Op[bool]:
+        """A job that has ended is gone for good."""
+
+        def act() -> bool:
+            job = self._tables.jobs.get(id)
+            return job is not None and job.state.is_terminal and self._forget([job]) == 1
+
+        return _op("delete_job", act, safe_to_retry=True)
+
+    def drain_queue(self, queue: str) -> Op[int]:
+        """Cancel what waits for anything."""
+
+        def act() -> int:
+            now = self._clock()
+            waiting = [job for job in self._tables.jobs.values() if job.queue == queue and job.state in _WAITING]
+            for job in waiting:
+                if job.state is JobState.AVAILABLE:  # the engine takes them like a claim
+                    job.run_lease = max(job.run_lease + 1, (now - _EPOCH) // timedelta(microseconds=1))
+                self._move_to(job, JobState.CANCELLED, now)
+            return len(waiting)
+
+        return _op("drain_queue", act, safe_to_retry=True)
 
     def _letters(self, which: Selection) -> list[_Job]:
         return [job for job in self._selected(which) if job.dlq_at is not None and self._long_ago(job.dlq_at, which)]

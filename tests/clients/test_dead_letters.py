@@ -85,3 +85,20 @@ def test_what_is_no_dead_letter_is_told_apart(run: Callable[[Scenario], None]) -
         assert await client.get_dlq_job(job.id) is None
 
     run(scenario)
+
+
+def test_failed_jobs_are_retried_or_discarded_in_bulk_and_queues_drained(run: Callable[[Scenario], None]) -> None:
+    async def scenario(client: Any) -> None:
+        one, two = await dead(client, Add(1), Add(2), tags=["t"])
+        assert await client.retry_failed(allow_all=True) == await client.discard_failed(allow_all=True) == 0
+        assert await client.retry_all_from_dlq(tag="t") == 2
+        assert await client.drain_queue("default") == 2
+        assert (await client.get_job(one.id)).state is awa.JobState.CANCELLED
+        assert await client.delete_job(one.id) is True
+        assert await client.delete_job(one.id) is False
+        with pytest.raises(awa.JobNotFound):
+            await client.retry(one.id)
+        with pytest.raises(awa.ValidationError, match="is available"):
+            await client.delete_job((await client.retry(two.id)).id)
+
+    run(scenario)

@@ -27,7 +27,7 @@ ADAPTERS = {
     "sync-psycopg": ("trio", "awa_sync.db.psycopg"),
 }
 EMPTIED = """
-TRUNCATE awa.ready, awa.claims, awa.closures, awa.deferred, awa.failed, awa.dlq, awa.queues, awa.instances,
+TRUNCATE awa.ready, awa.claims, awa.closures, awa.deferred, awa.failed, awa.dlq, awa.deleted, awa.queues, awa.instances,
   awa.unique_keys, awa.attempts;
 UPDATE awa.segments SET state = 'free', version = 0, opened_at = NULL, sealed_at = NULL;
 UPDATE awa.segments SET state = 'open', version = 1, opened_at = now() WHERE seg = 0;

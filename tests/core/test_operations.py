@@ -385,7 +385,7 @@ def test_each_statement_of_a_migration_has_a_name_of_its_own() -> None:
     assert {"migrate.prepare.1", "migrate.prepare.2", "migrate.0001.1", "migrate.0001.2"} < set(texts)
 
 
-BULK = ["retry_all_from_dlq", "move_failed_to_dlq", "purge_dlq"]
+BULK = ["retry_all_from_dlq", "move_failed_to_dlq", "purge_dlq", "retry_failed", "discard_failed"]
 
 
 @pytest.mark.parametrize("call", BULK)
@@ -426,9 +426,23 @@ def test_a_reason_is_named_or_given(calls: Operations[Any]) -> None:
     assert set(get_args(ReasonName)) == set(DeadLetter)
 
 
-@pytest.mark.parametrize("call", ["retry_from_dlq", "move_to_dlq", "purge_dlq_job", "get_dlq_job"])
+@pytest.mark.parametrize("call", ["retry_from_dlq", "move_to_dlq", "purge_dlq_job", "get_dlq_job", "delete_job"])
 @pytest.mark.parametrize("id", [-1, 2**63, "1", True, None])
 def test_what_cannot_be_the_id_of_a_dead_letter_is_refused(calls: Operations[Any], call: str, id: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         getattr(calls, call)(id)
     assert caught.value.field == "id"
+
+
+def test_only_what_has_ended_can_be_deleted(calls: Operations[Any]) -> None:
+    job = run(calls.insert(SendEmail("a")))
+    with pytest.raises(ValidationError, match="is available; only jobs that have ended"):
+        run(calls.delete_job(job.id))
+    run(calls.cancel(job.id))
+    assert [run(calls.delete_job(job.id)) for _ in range(2)] == [True, False]
+
+
+def test_a_queue_to_drain_is_named(calls: Operations[Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        calls.drain_queue("")
+    assert caught.value.field == "queue"

@@ -24,7 +24,7 @@ from awa_proto.job import Attempt, JobRow, JobState
 from awa_proto.outcome import Transition
 from awa_proto.plan import Op
 from awa_proto.schema import script
-from awa_proto.store import Demand, Ended, JobFilter, NewJob, Verdict
+from awa_proto.store import Demand, Ended, JobFilter, NewJob, Selection, Verdict
 from awa_proto.store.memory import MemoryStore
 from awa_proto.store.queue import QueueStore
 from awa_proto.testing.conformance.kit import OUTCOMES
@@ -106,6 +106,8 @@ class Machine(RuleBasedStateMachine):
             errors,
             row.metadata,
             row.tags,
+            row.dlq_reason,
+            row.dlq_at is None,
             marks,
         )
 
@@ -129,7 +131,7 @@ class Machine(RuleBasedStateMachine):
             # due ones are copied first, then the others
             order = [n for n, job in enumerate(new) if job.run_at is None or job.run_at < FAR_OFF]
             order += [n for n, job in enumerate(new) if not (job.run_at is None or job.run_at < FAR_OFF)]
-            first = len(self._memory.rows) - len(new) + 1
+            first = self._memory._tables.last_id - len(new) + 1
             self._ids |= {real: first + n for real, n in zip(reals, order, strict=True)}
         else:
             real, model = self._real(self._queue.insert(new)), self._model(self._memory.insert(new))
@@ -248,6 +250,36 @@ class Machine(RuleBasedStateMachine):
             real = self._real(self._queue.move(id, queue=queue, priority=priority))
             assert real == self._model(self._memory.move(self._ids[id], queue=queue, priority=priority))
 
+    @rule(
+        number=st.integers(0, 999),
+        call=st.sampled_from(["move_to_dlq", "retry_from_dlq", "purge_dlq_job", "delete_job"]),
+    )
+    def one(self, number: int, call: str) -> None:
+        if (id := self._id(number)) is not None:
+            real, model = (
+                self._real(getattr(self._queue, call)(id)),
+                self._model(getattr(self._memory, call)(self._ids[id])),
+            )
+            if isinstance(model, JobRow):
+                real, model = self._seen(real), self._seen(model, model.id)
+            assert real == model
+
+    @rule(
+        call=st.sampled_from(
+            ["retry_failed", "discard_failed", "move_failed_to_dlq", "retry_all_from_dlq", "purge_dlq"]
+        ),
+        kind=st.none() | st.sampled_from(["k", "l"]),
+        queue=st.none() | QUEUES,
+        tag=st.none() | st.just("t"),
+    )
+    def many(self, call: str, kind: str | None, queue: str | None, tag: str | None) -> None:
+        which = Selection(kind, queue, tag)
+        assert self._real(getattr(self._queue, call)(which)) == self._model(getattr(self._memory, call)(which))
+
+    @rule(queue=QUEUES)
+    def drain(self, queue: str) -> None:
+        assert self._real(self._queue.drain_queue(queue)) == self._model(self._memory.drain_queue(queue))
+
     @rule(queue=QUEUES)
     def pause(self, queue: str) -> None:
         self._real(self._queue.pause_queue(queue, None))
@@ -281,6 +313,14 @@ class Machine(RuleBasedStateMachine):
         key = lambda row: row[0]  # noqa: E731
         assert sorted(map(self._seen, real), key=key) == sorted((self._seen(m, m.id) for m in model), key=key)
 
+    @rule(kind=st.none() | st.just("k"), queue=st.none() | QUEUES, tag=st.none() | st.just("t"))
+    def list_dlq(self, kind: str | None, queue: str | None, tag: str | None) -> None:
+        which = Selection(kind, queue, tag)
+        real, model = (store.list_dlq(which, limit=1000) for store in (self._queue, self._memory))
+        key = lambda row: row[0]  # noqa: E731
+        seen = sorted(map(self._seen, self._real(real)), key=key)
+        assert seen == sorted((self._seen(m, m.id) for m in self._model(model)), key=key)
+
     @invariant()
     def stats(self) -> None:
         real, model = (
@@ -294,6 +334,7 @@ class Machine(RuleBasedStateMachine):
                     s.retryable,
                     s.failed,
                     s.cancelled,
+                    s.dlq,
                     s.paused,
                 )
                 for s in stats

@@ -26,6 +26,7 @@ from awa_proto.store import (
 )
 from awa_proto.store.queue import (
     attempts,
+    bulk,
     claim,
     close,
     dead_letters,
@@ -137,6 +138,18 @@ class QueueStore:
 
     def prune_dlq(self, older_than: float, limit: int) -> Op[int]:
         return dead_letters.prune_dlq(self._names, older_than, limit)
+
+    def retry_failed(self, which: Selection) -> Op[int]:
+        return bulk.retry_failed(self._names, which)
+
+    def discard_failed(self, which: Selection) -> Op[int]:
+        return bulk.discard_failed(self._names, which)
+
+    def delete_job(self, id: int) -> Op[bool]:
+        return people.delete_job(self._names, id)
+
+    def drain_queue(self, queue: str) -> Op[int]:
+        return bulk.drain_queue(self._names, queue, int(self._random() * 2**62))
 
     def queue_stats(self) -> Op[list[QueueStat]]:
         return reads.queue_stats(self._names)

@@ -19,10 +19,11 @@ from awa_proto.store.queue.claim import claimed
 from awa_proto.store.queue.close import CODES, statement
 from awa_proto.store.queue.dead_letters import WITHOUT_PROGRESS
 from awa_proto.store.queue.names import BODY, Names, body
-from awa_proto.store.queue.reads import JOB, fate, job_row
+from awa_proto.store.queue.reads import JOB, fate, job_row, undeleted
 from awa_proto.store.queue.unique import kept_out, rival
 
 _CANCELLED = CODES[JobState.CANCELLED]
+_IN_A_LOG = 2
 
 
 @lru_cache
@@ -47,7 +48,7 @@ SELECT 1, 0, state, NULL, NULL, NULL, 0, clock_timestamp() FROM {n.s}.dlq WHERE 
 UNION ALL
 (SELECT 2, r.seg, k.outcome, t.claim_id, t.idx, t.lease, r.attempt + 1, clock_timestamp()
  FROM {n.s}.ready r{fate(n, "r")}
- WHERE r.id = $1::bigint ORDER BY r.id DESC, r.run_lease DESC LIMIT 1)
+ WHERE r.id = $1::bigint AND {undeleted(n, "r")} ORDER BY r.id DESC, r.run_lease DESC LIMIT 1)
 LIMIT 1"""
 
 
@@ -126,8 +127,8 @@ def cancel(n: Names, id: int, flush: int) -> Op[Cancelled]:
             return Cancelled.AGAIN
         if place == 1 or outcome == CODES[JobState.COMPLETED]:
             return Cancelled.ENDED
-        if outcome is not None:
-            return Cancelled.AGAIN
+        if outcome is not None:  # it went elsewhere, and there it was deleted
+            return Cancelled.NOT_FOUND
         if claim_id is None:
             rows = yield Statement(f"cancel.available.{s}", _take_sql(n, s, _into_failed(n)), (id,))
             return Cancelled.CANCELLED if rows and rows[0][0] == "taken" else Cancelled.AGAIN
@@ -164,10 +165,12 @@ def move(n: Names, id: int, queue: str | None, priority: int | None) -> Op[Cance
         if not found:
             return Cancelled.NOT_FOUND
         place, s, outcome, claim_id, *_ = found[0]
+        if place == 0:
+            return Cancelled.AGAIN
         if place == 1 or outcome == CODES[JobState.COMPLETED]:
             return Cancelled.ENDED
-        if place == 0 or outcome is not None:
-            return Cancelled.AGAIN
+        if outcome is not None:
+            return Cancelled.NOT_FOUND
         if claim_id is not None:
             return Cancelled.RUNNING
         rows = yield Statement(f"move.available.{s}", _take_sql(n, s, _into_lane(n)), (id, queue, priority))
@@ -213,3 +216,40 @@ def retry(n: Names, id: int) -> Op[JobRow | None]:
         return None
 
     return Op("retry", plan)
+
+
+@lru_cache
+def _delete_sql(n: Names) -> str:
+    """$1 id. A failed or cancelled job or a dead letter."""
+    return f"""
+WITH gone AS (DELETE FROM {n.s}.failed WHERE id = $1::bigint RETURNING id),
+letter AS (DELETE FROM {n.s}.dlq WHERE id = $1::bigint RETURNING id)
+SELECT id FROM gone UNION ALL SELECT id FROM letter"""
+
+
+@lru_cache
+def _hide_sql(n: Names) -> str:
+    """$1 id, of a completed job, which stays completed as long as it is kept. Its unique key is free."""
+    return f"""
+WITH own AS MATERIALIZED (
+  SELECT r.id, r.seg, r.queue, decode(r.extra->'unique'->>0, 'hex') AS key FROM {n.s}.ready r
+  WHERE r.id = $1::bigint ORDER BY r.id DESC, r.run_lease DESC LIMIT 1
+),
+freed AS (DELETE FROM {n.s}.unique_keys u USING own WHERE u.key = own.key AND u.job_id = own.id)
+INSERT INTO {n.s}.deleted (id, seg, queue) SELECT id, seg, queue FROM own ON CONFLICT (id) DO NOTHING RETURNING id"""
+
+
+def delete_job(n: Names, id: int) -> Op[bool]:
+    """A job that has ended is gone for every read. False when there is none, or it has not ended."""
+
+    def plan() -> Plan[bool]:
+        rows = yield Statement("delete", _delete_sql(n), (id,))
+        if rows:
+            return True
+        found = yield Statement("locate", _locate_sql(n), (id,))
+        if not found or found[0][0] != _IN_A_LOG or found[0][2] != CODES[JobState.COMPLETED]:
+            return False
+        rows = yield Statement("delete.completed", _hide_sql(n), (id,))
+        return bool(rows)
+
+    return Op("delete_job", plan, safe_to_retry=True)

@@ -55,11 +55,12 @@ def values(which: Selection, *more: More) -> tuple[Value, ...]:
     return (which.kind, which.queue, which.tag, *(said[name] for name in more))
 
 
-def taken(n: Names, table: str, condition: str, *, keyed: bool = False) -> str:
+def taken(n: Names, table: str, condition: str, *, keyed: bool = False, still: str = "true") -> str:
     """SQL: CTEs `looked` and `gone`: rows of a table after $1 by id that meet the condition, at most $2, are deleted.
 
     `gone` has the rows; the order of ids is the order in which they are locked. keyed: they become available, and those that
-    do not get their unique keys again stay.
+    do not get their unique keys again stay. still: what must hold of a row `r` that was changed while it was waited for;
+    rows of `failed` and `dlq` are not.
     """
     asked = f"""
 asked AS MATERIALIZED (
@@ -76,7 +77,7 @@ looked AS MATERIALIZED (
   LIMIT $2::int
 ),{asked if keyed else ""}
 gone AS (
-  DELETE FROM {n.s}.{table} r WHERE r.id = ANY (ARRAY(SELECT id FROM {going})) RETURNING r.*
+  DELETE FROM {n.s}.{table} r WHERE r.id = ANY (ARRAY(SELECT id FROM {going})) AND {still} RETURNING r.*
 )"""
 
 

@@ -4,7 +4,7 @@ A scenario is an async function of a `Kit`, or of a `DatabaseKit` when it needs 
 promise of the store, its body the proof. It speaks anyio only. It is given a store without jobs, and may leave anything
 behind.
 
-    enqueue, claim, close, deferred, people, unique, dead_letters, reads, queues   one concern each; most need no database
+    enqueue, claim, close, deferred, people, unique, dead_letters, bulk, reads, queues   one concern each; most need no database
     turns, closers                                                   the same beside transactions that are open
     ring, listening, migration                                       what only queue storage has
 """
@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from awa_proto.testing.conformance import (
+    bulk,
     claim,
     close,
     closers,
@@ -44,6 +45,7 @@ _MODULES = (
     people,
     unique,
     dead_letters,
+    bulk,
     reads,
     queues,
     ring,

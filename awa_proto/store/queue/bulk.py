@@ -1,0 +1,193 @@
+"""Bulk: what people do to many jobs at once. Each call is a statement for every bounded batch, committed by itself.
+
+What failed is an ordinary table. Jobs nobody has claimed lie in the logs: to drain a queue is to claim them and to end them
+as cancelled in one statement. It takes the lanes' turns like any claim, so no worker gets one of them as well, and deletes
+nothing from a log.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from awa_proto.errors import DatabaseError
+from awa_proto.job import JobState
+from awa_proto.plan import Op, Plan, Statement
+from awa_proto.store import Selection
+from awa_proto.store.queue.close import CODES
+from awa_proto.store.queue.dead_letters import back_sql
+from awa_proto.store.queue.names import BODY, Names, body
+from awa_proto.store.queue.selection import BATCH, GONE_ON, in_batches, taken, values, wanted
+
+_CANCELLED = CODES[JobState.CANCELLED]
+_LANE_BATCH = 500
+"""Most jobs of one lane a statement drains."""
+_MOST_LOSSES = 100
+"""How often in a row another claimer may be faster with a lane, before the whole Op is tried again after a pause."""
+
+_THAT_FAILED = f"CASE r.state WHEN {CODES[JobState.FAILED]} THEN {wanted('r', 3, 'failed_for')} ELSE false END"
+
+
+@lru_cache
+def _retry_failed_sql(n: Names) -> str:
+    return back_sql(n, "failed", _THAT_FAILED, body(attempt="0", run_at="now()"))
+
+
+def retry_failed(n: Names, which: Selection) -> Op[int]:
+    """Failed jobs (dead letters and cancelled ones are none) run again, from attempt 0, now."""
+    conditions, sql = values(which, "failed_for"), _retry_failed_sql(n)
+    return in_batches(
+        "retry_failed", lambda after, most: Statement("retry_failed", sql, (after, most, *conditions)), which.limit
+    )
+
+
+@lru_cache
+def _discard_failed_sql(n: Names) -> str:
+    return f"""
+WITH {taken(n, "failed", _THAT_FAILED)}
+SELECT {GONE_ON}"""
+
+
+def discard_failed(n: Names, which: Selection) -> Op[int]:
+    """Failed jobs (dead letters and cancelled ones are none) are gone for good."""
+    conditions, sql = values(which, "failed_for"), _discard_failed_sql(n)
+    return in_batches(
+        "discard_failed", lambda after, most: Statement("discard_failed", sql, (after, most, *conditions)), which.limit
+    )
+
+
+# drain a queue
+
+
+@lru_cache
+def _drain_deferred_sql(n: Names) -> str:
+    """$1 after id, $2 most, $3 queue. A job that was moved to another queue while it was waited for is left alone."""
+    return f"""
+WITH {taken(n, "deferred", "CASE WHEN r.queue = $3::text THEN true ELSE false END", still="r.queue = $3::text")},
+kept AS (
+  INSERT INTO {n.s}.failed (id, state, attempted_at, finalized_at, {BODY})
+  SELECT id, {_CANCELLED}, attempted_at, clock_timestamp(), {BODY} FROM gone ORDER BY id
+)
+SELECT {GONE_ON}"""
+
+
+@lru_cache(maxsize=64)
+def _drain_sql(n: Names, s: int) -> str:
+    """$1 queue, $2 flush. Ends the next jobs of each lane of the queue in a segment as cancelled; see `claim.py`.
+
+    Its row: how many; in how many lanes somebody else took the turn; whether a lane may have more.
+
+    Their run_lease is that of the claim, since the rows they had stay in the log: a job that comes back has another one.
+    """
+    lane = "queue, priority, stripe"
+    return f"""
+WITH RECURSIVE lane({lane}) AS (
+  (SELECT {lane} FROM {n.s}.ready_{s} r WHERE r.queue = $1::text ORDER BY {lane} LIMIT 1)
+  UNION ALL
+  SELECT next.* FROM lane l CROSS JOIN LATERAL (
+    SELECT {lane} FROM {n.s}.ready_{s} r
+    WHERE r.queue = $1::text AND (r.queue, r.priority, r.stripe) > (l.queue, l.priority, l.stripe)
+    ORDER BY r.queue, r.priority, r.stripe LIMIT 1) next
+),
+snap AS MATERIALIZED (
+  SELECT CASE WHEN pg_current_xact_id_if_assigned() IS NULL THEN pg_current_snapshot()
+              ELSE ('draining must be the first write of its transaction, queue ' || q)::pg_snapshot END AS now
+  FROM unnest(ARRAY[$1::text]) q
+),
+cursors AS MATERIALIZED (
+  SELECT l.*, coalesce(c.turn, 0) AS turn, c.seen, coalesce(c.upto, '1:1:') AS upto, coalesce(c.pos_xid, '0') AS pos_xid,
+         coalesce(c.pos_id, 0) AS pos_id, snap.now
+  FROM snap CROSS JOIN lane l LEFT JOIN LATERAL (
+    SELECT * FROM {n.s}.claims_{s} c WHERE c.queue = l.queue AND c.priority = l.priority AND c.stripe = l.stripe
+    ORDER BY c.queue, c.priority, c.stripe, c.turn DESC LIMIT 1) c ON true
+),
+picked AS MATERIALIZED (
+  SELECT c.priority AS lane_priority, c.stripe AS lane_stripe, p.*,
+         (row_number() OVER (PARTITION BY c.priority, c.stripe ORDER BY p.stretch, p.hi_xid, p.xid, p.id))::int - 1 AS idx
+  FROM cursors c CROSS JOIN LATERAL (
+    SELECT h.stretch, h.hi_xid, r.*
+    FROM (   -- the spans where unclaimed rows can be: the rest of seen … upto, then upto … now
+      SELECT t.stretch, greatest(h.lo_xid, t.pos_xid) AS lo_xid, h.hi_xid, h.filter,
+             CASE WHEN t.pos_xid >= h.lo_xid THEN t.pos_id ELSE 0 END AS lo_id
+      FROM (VALUES (1, c.seen, c.upto, c.pos_xid, c.pos_id), (2, c.upto, c.now, '0', 0)) t(stretch, lo, hi, pos_xid, pos_id)
+      CROSS JOIN LATERAL (
+        SELECT x AS lo_xid, x AS hi_xid, NULL::pg_snapshot AS filter FROM pg_snapshot_xip(t.lo) x
+        WHERE x >= t.pos_xid AND pg_visible_in_snapshot(x, t.hi)
+        UNION ALL
+        SELECT pg_snapshot_xmax(t.lo), pg_snapshot_xmax(t.hi), CASE t.stretch WHEN 1 THEN t.hi END) h
+      WHERE t.lo IS NOT NULL) h
+    CROSS JOIN LATERAL (
+      SELECT * FROM {n.s}.ready_{s} r
+      WHERE r.queue = c.queue AND r.priority = c.priority AND r.stripe = c.stripe
+        AND (r.xid, r.id) > (h.lo_xid, h.lo_id) AND r.xid <= h.hi_xid
+        AND (h.filter IS NULL OR pg_visible_in_snapshot(r.xid, h.filter))
+      ORDER BY r.queue, r.priority, r.stripe, r.xid, r.id LIMIT {_LANE_BATCH}) r
+    ORDER BY h.stretch, h.hi_xid, r.xid, r.id LIMIT {_LANE_BATCH}) p
+),
+batch AS MATERIALIZED (
+  SELECT priority, stripe, count(*)::int AS n, array_agg(id) AS job_ids,
+         CASE WHEN max(run_lease) > 0 THEN array_agg(run_lease) END AS prior,
+         greatest(max(run_lease) + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS lease,
+         (array_agg(stretch))[count(*)] AS stretch, (array_agg(xid))[count(*)] AS xid, (array_agg(id))[count(*)] AS id
+  FROM (SELECT * FROM picked ORDER BY priority, stripe, idx) p GROUP BY priority, stripe
+),
+turn AS (
+  INSERT INTO {n.s}.claims_{s} (seg, queue, priority, stripe, turn, instance, lease, seen, upto, pos_xid, pos_id,
+                                job_ids, prior)
+  SELECT {s}, c.queue, c.priority, c.stripe, c.turn + 1, 0, b.lease,
+         CASE WHEN b.n = {_LANE_BATCH} THEN CASE b.stretch WHEN 1 THEN c.seen ELSE c.upto END END,
+         CASE WHEN b.n = {_LANE_BATCH} AND b.stretch = 1 THEN c.upto ELSE c.now END,
+         CASE WHEN b.n = {_LANE_BATCH} THEN b.xid ELSE '0' END,
+         CASE WHEN b.n = {_LANE_BATCH} THEN b.id ELSE 0 END, b.job_ids, b.prior
+  FROM cursors c JOIN batch b USING (priority, stripe)
+  ORDER BY c.queue, c.priority, c.stripe
+  ON CONFLICT (queue, priority, stripe, turn) DO NOTHING
+  RETURNING claim_id, priority, stripe, lease, cardinality(job_ids) AS n
+),
+closed AS (
+  INSERT INTO {n.s}.closures_{s} (seg, claim_id, n, flush, idx, outcome)
+  SELECT {s}, claim_id, 0, $2::bigint, ARRAY(SELECT generate_series(0, t.n - 1)::smallint), {_CANCELLED}
+  FROM turn t ORDER BY claim_id
+),
+kept AS (
+  INSERT INTO {n.s}.failed (id, state, finalized_at, {BODY})
+  SELECT id, {_CANCELLED}, clock_timestamp(), {body(run_lease="t.lease")}
+  FROM picked JOIN turn t USING (priority, stripe) ORDER BY id
+  RETURNING id
+)
+SELECT (SELECT count(*) FROM kept)::int, ((SELECT count(*) FROM batch) - (SELECT count(*) FROM turn))::int,
+       (SELECT coalesce(bool_or(n = {_LANE_BATCH}), false) FROM turn)"""
+
+
+def drain_queue(n: Names, queue: str, flush: int) -> Op[int]:
+    """Cancel all jobs of a queue that nobody has claimed. Those that are deferred go first, since they may become due.
+
+    It ends when each lane was found empty once. When it is run again after an error it goes on, with its count.
+    """
+    done = 0
+
+    def plan() -> Plan[int]:
+        nonlocal done
+        after, more = -(2**63), True
+        while more:
+            rows = yield Statement("drain.deferred", _drain_deferred_sql(n), (after, BATCH, queue))
+            count, last, more, *_ = rows[0]
+            done += count
+            after = after if last is None else last
+        used = yield Statement(
+            "segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'"
+        )
+        for s, _ in used:
+            more, losses = True, 0
+            while more:
+                rows = yield Statement(f"drain.{s}", _drain_sql(n, s), (queue, flush))
+                count, lost, more = rows[0]
+                done += count
+                losses = losses + 1 if lost else 0
+                if losses > _MOST_LOSSES:
+                    raise DatabaseError(
+                        f"the lanes of queue {queue!r} are claimed faster than they are drained", "40001"
+                    )
+                more = more or lost > 0
+        return done
+
+    return Op("drain_queue", plan, safe_to_retry=True)
