@@ -21,19 +21,20 @@ SHOWN = {
 }
 
 
-def blocks(page: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Each code block, and the text block that follows it at once: what it prints."""
+    return re.findall(r"```python\n(.*?)```(?:\n+```text\n(.*?)```)?", page.read_text(), re.DOTALL)
 
 
 EVERY_BLOCK = [
-    pytest.param(block, id=f"{page.name}-{number}")
+    pytest.param(block, said, id=f"{page.name}-{number}")
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    for number, block in enumerate(blocks(page), 1)
+    for number, (block, said) in enumerate(blocks(page), 1)
 ]
 
 
-@pytest.mark.parametrize("block", EVERY_BLOCK)
-def test_a_code_block_of_the_docs_runs_as_it_stands(block: str, database: str) -> None:
+@pytest.mark.parametrize(("block", "said"), EVERY_BLOCK)
+def test_a_code_block_of_the_docs_runs_as_it_stands(block: str, said: str, database: str) -> None:
     shown = subprocess.run(
         [sys.executable, "-c", block],
         env={**os.environ, "AWA_DATABASE_URL": database},
@@ -43,12 +44,12 @@ def test_a_code_block_of_the_docs_runs_as_it_stands(block: str, database: str) -
         check=False,
     )
     assert shown.returncode == 0, shown.stderr
-    expected = [text for package, text in SHOWN.items() if f"import {package}" in block]
+    expected = [said] if said else [text for package, text in SHOWN.items() if f"import {package}" in block]
     assert [shown.stdout] == expected, shown.stderr
 
 
 def test_the_readme_has_an_example_for_each_driver() -> None:
-    readme = "\n".join(blocks(ROOT / "README.md"))
+    readme = "\n".join(block for block, _ in blocks(ROOT / "README.md"))
     assert all(f"import {package} as awa" in readme for package in SHOWN)
 
 
