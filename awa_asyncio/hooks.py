@@ -19,24 +19,24 @@ _log = logging.getLogger("awa")
 
 
 class HookRunner:
-    """Carries events to hooks, for one client on the event loop it is made on."""
+    """Carries events to hooks, for one client on the event loop it is made on. queue: what is under way, waits, was dropped."""
 
     def __init__(self, queue: HookQueue) -> None:
-        self._queue = queue
+        self.queue = queue
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[BaseException | None]] = set()
         self._threads: PassingThreads[RunHook] = PassingThreads(self._run_plain, "awa hook")
 
     def tell(self, event: AnyEvent) -> None:
         """Let hooks be called with a committed event, and do not wait. Called on the loop."""
-        self._queue.happened(event, self._loop.time(), contextvars.copy_context())
+        self.queue.happened(event, self._loop.time(), contextvars.copy_context())
         self._carry_out()
 
     def abandon(self) -> None:
         """Nothing: the loop has ended, and its tasks with it."""
 
     def _carry_out(self) -> None:
-        while (output := self._queue.poll_output()) is not None:
+        while (output := self.queue.poll_output()) is not None:
             match output:
                 case RunHook():
                     self._start(output)
@@ -49,7 +49,7 @@ class HookRunner:
                 self._threads.start(run)
             except RuntimeError as error:
                 _log.warning("the hook %s was not called: %s", run.hook.name, error)
-                self._queue.cut_off()
+                self.queue.cut_off()
             return
         context: contextvars.Context = run.context
         task = self._loop.create_task(self._await(run), name="awa hook", context=context.copy())
@@ -69,7 +69,7 @@ class HookRunner:
     def _ended_task(self, run: RunHook, task: asyncio.Task[BaseException | None]) -> None:
         self._tasks.discard(task)
         if task.cancelled() or task.cancelling():
-            self._queue.cut_off()
+            self.queue.cut_off()
         else:
             self._ended(run, task.result())
 
@@ -87,5 +87,5 @@ class HookRunner:
             _log.debug("the hook %s ended after its event loop was closed", run.hook.name)
 
     def _ended(self, run: RunHook, error: BaseException | None) -> None:
-        self._queue.ended(run, error, self._loop.time())
+        self.queue.ended(run, error, self._loop.time())
         self._carry_out()

@@ -19,24 +19,24 @@ _log = logging.getLogger("awa")
 
 
 class HookRunner:
-    """Carries events to hooks, for one client; any thread may tell it of one."""
+    """Carries events to hooks, for one client; any thread may tell it of one. queue: what is under way, waits, was dropped."""
 
     def __init__(self, queue: HookQueue) -> None:
-        self._queue = queue
+        self.queue = queue
         self._lock = Lock()
         self._threads: PassingThreads[RunHook] = PassingThreads(self._run, "awa hook")
 
     def tell(self, event: AnyEvent) -> None:
         """Let hooks be called with a committed event, and do not wait."""
         context = contextvars.copy_context()
-        self._do(lambda now: self._queue.happened(event, now, context))
+        self._do(lambda now: self.queue.happened(event, now, context))
 
     def _do(self, act: Callable[[float], None]) -> None:
         """Something to the queue, and what it then says: outside of the lock, for a log handler may use the client too."""
         with self._lock:
             act(time.monotonic())
             outputs: list[HookOutput] = []
-            while (output := self._queue.poll_output()) is not None:
+            while (output := self.queue.poll_output()) is not None:
                 outputs.append(output)
         for output in outputs:
             match output:
@@ -50,7 +50,7 @@ class HookRunner:
             self._threads.start(run)
         except RuntimeError as error:
             _log.warning("the hook %s was not called: %s", run.hook.name, error)
-            self._do(lambda _: self._queue.cut_off())
+            self._do(lambda _: self.queue.cut_off())
 
     def _run(self, run: RunHook) -> None:
         """A hook, in a thread."""
@@ -63,4 +63,4 @@ class HookRunner:
         self._ended(run, error)
 
     def _ended(self, run: RunHook, error: BaseException | None) -> None:
-        self._do(lambda now: self._queue.ended(run, error, now))
+        self._do(lambda now: self.queue.ended(run, error, now))

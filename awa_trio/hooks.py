@@ -22,22 +22,22 @@ _log = logging.getLogger("awa")
 
 
 class HookRunner:
-    """Carries events to hooks, for one client in the `trio.run` it is made in."""
+    """Carries events to hooks, for one client in the `trio.run` it is made in. queue: what is under way, waits, was dropped."""
 
     def __init__(self, queue: HookQueue) -> None:
-        self._queue = queue
+        self.queue = queue
         self._token = trio.lowlevel.current_trio_token()
 
     def tell(self, event: AnyEvent) -> None:
         """Let hooks be called with a committed event, and do not wait. Called in trio."""
-        self._queue.happened(event, trio.current_time(), contextvars.copy_context())
+        self.queue.happened(event, trio.current_time(), contextvars.copy_context())
         self._carry_out()
 
     def abandon(self) -> None:
         """Nothing: the run has ended, and its tasks with it."""
 
     def _carry_out(self) -> None:
-        while (output := self._queue.poll_output()) is not None:
+        while (output := self.queue.poll_output()) is not None:
             match output:
                 case RunHook():
                     self._start(output)
@@ -54,7 +54,7 @@ class HookRunner:
                 trio.lowlevel.start_thread_soon(call, functools.partial(self._deliver, run), name="awa hook")
         except RuntimeError as error:  # trio or Python is at its end
             _log.warning("the hook %s was not called: %s", run.hook.name, error)
-            self._queue.cut_off()
+            self.queue.cut_off()
 
     async def _await(self, run: RunHook) -> None:
         error: BaseException | None = None
@@ -63,7 +63,7 @@ class HookRunner:
         except BaseException as raised:  # noqa: BLE001  a hook ends nothing but itself; this is its whole task
             error = raised
         if trio.current_effective_deadline() == -math.inf:
-            self._queue.cut_off()
+            self.queue.cut_off()
         else:
             self._ended(run, error)
 
@@ -76,5 +76,5 @@ class HookRunner:
             _log.debug("the hook %s ended after trio.run", run.hook.name)
 
     def _ended(self, run: RunHook, error: BaseException | None) -> None:
-        self._queue.ended(run, error, trio.current_time())
+        self.queue.ended(run, error, trio.current_time())
         self._carry_out()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import anyio.to_thread
 import asyncpg
@@ -17,6 +18,7 @@ import awa_proto as awa
 import awa_sync
 from awa_proto import events
 from awa_proto.events import AnyEvent
+from awa_proto.plan import Op, Plan, Statement
 from tests.clients.test_clients import _own
 from tests.flavours import FLAVOURS, Awaited, Scenario
 
@@ -324,3 +326,25 @@ def test_a_failed_commit_tells_nothing(database: str) -> None:
         assert [event.args.to for event in ear.events] == ["last"]
 
     FLAVOURS["asyncio-asyncpg"](database, scenario)
+
+
+def test_a_connection_that_breaks_after_the_cancellation_costs_its_event_and_nothing_else(
+    run: Callable[[Scenario], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    def die() -> Plan[None]:
+        yield Statement("kill", "SELECT pg_terminate_backend(pg_backend_pid())")
+
+    async def scenario(client: Any) -> None:
+        ear = Ear()
+        client.on_event(SendEmail)(ear)
+        first, last = await client.insert_many([SendEmail("first"), SendEmail("last")])
+        application = (client.blocking if isinstance(client, Awaited) else client)._application
+        with mock.patch.object(application.store, "get_job", return_value=Op("get_job", die)):
+            assert await client.cancel(first.id) is True
+        assert (await client.get_job(first.id)).state is awa.JobState.CANCELLED
+        assert await client.cancel(last.id) is True
+        await ear.hears(1, client)
+        assert [event.args.to for event in ear.events] == ["last"]
+
+    run(scenario)
+    assert sum("hooks are not told that job" in record.getMessage() for record in caplog.records) == 1

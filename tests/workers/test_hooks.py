@@ -384,7 +384,7 @@ async def test_so_many_events_are_handled_at_a_time_and_beyond_the_bound_the_new
     harness.handler("job", nothing)
     jobs = (AT_ONCE + MOST_WAITING) // 2 + 100
     harness.enqueue("job", jobs)
-    queue = harness.hook_runner._queue
+    queue = harness.hook_runner.queue
     async with harness.worker() as worker:
         await worker.drained()
         assert (queue.running, queue.waiting, queue.dropped) == (AT_ONCE, MOST_WAITING, 200)
@@ -614,6 +614,45 @@ def test_the_end_of_the_loop_or_the_process_does_not_wait_for_hooks_and_is_silen
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [*SAID.get(end, []), "ended"]
+
+
+def test_a_keyboard_interrupt_that_lands_in_a_hook_on_asyncio_is_handed_on_to_the_process() -> None:
+    program = LAST_WORDS.format(
+        program="""
+import asyncio
+from awa_asyncio.hooks import HookRunner
+
+async def hook(_):
+    raise KeyboardInterrupt
+
+async def main():
+    HookRunner(queue(hook, True)).tell(event)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0)
+        print("stopped in good order")
+
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == ["stopped in good order", "interrupted", "ended"]
+
+
+async def test_a_hook_that_is_registered_while_a_worker_runs_hears_of_the_next_job(harness: Harness) -> None:
+    ear = Ear(harness)
+    harness.handler("job", nothing)
+    harness.enqueue("job")
+    async with harness.worker() as worker:
+        await worker.drained()
+        harness.hook("job", ear)
+        [job_id] = harness.enqueue("job")
+        await ear.hears(2)
+    assert {event.job.id for event in ear.events} == {job_id}
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
