@@ -4,9 +4,10 @@ A scenario is an async function of a `Kit`, or of a `DatabaseKit` when it needs 
 promise of the store, its body the proof. It speaks anyio only. It is given a store without jobs, and may leave anything
 behind.
 
-    enqueue, claim, close, deferred, people, unique, dead_letters, bulk, reads, queues   one concern each; most need no database
-    turns, closers                                                   the same beside transactions that are open
-    ring, listening, migration                                       what only queue storage has
+    enqueue, claim, close, endings, deferred, people, unique, dead_letters, bulk, reads, queues
+                                 one concern each; most need no database
+    turns, closers               the same beside transactions that are open
+    ring, listening, migration   what only queue storage has
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from awa_proto.testing.conformance import (
     closers,
     dead_letters,
     deferred,
+    endings,
     enqueue,
     listening,
     migration,
@@ -41,6 +43,7 @@ _MODULES = (
     turns,
     close,
     closers,
+    endings,
     deferred,
     people,
     unique,

@@ -28,6 +28,7 @@ from awa_proto.store import (
     Registration,
     Store,
     Verdict,
+    Verdicts,
     WorkerInfo,
 )
 from awa_proto.store.queue import QueueStore
@@ -141,7 +142,7 @@ class Kit:
                 return list(claimed.attempts)
             await anyio.sleep(0.002)
 
-    async def finalize(self, *ended: Ended, flush: int | None = None) -> list[Verdict]:
+    async def finalize(self, *ended: Ended, flush: int | None = None) -> Verdicts:
         """End attempts with a flush of their own, sent once."""
         return await self.run(self.store.finalize(ended, self.flush if flush is None else flush))
 
