@@ -3,6 +3,8 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Iterable
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import trio
@@ -10,6 +12,13 @@ import trio
 import awa_asyncio
 import awa_sync
 import awa_trio
+from awa_proto.args import decode_object
+from awa_proto.handler import JobBase
+from awa_proto.job import Attempt
+from awa_proto.operations import Operations
+from awa_proto.store.memory import MemoryStore
+from awa_proto.task import Task
+from awa_proto.worker.events import StartJob
 
 F = TypeVar("F", bound=Callable[..., Any])
 Scenario = Callable[[Any], Coroutine[Any, Any, None]]
@@ -85,7 +94,7 @@ class App:
 
     def __init__(self, client: Any, *, is_async: bool) -> None:
         self.client = client
-        self._is_async = is_async
+        self.is_async = is_async
 
     def __getattr__(self, name: str) -> Callable[..., Callable[[F], F]]:
         """A decorator of the client, such as `on_completed_enqueue`."""
@@ -99,7 +108,7 @@ class App:
 
         def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
             handler: Any = function
-            if self._is_async and not inspect.iscoroutinefunction(function):
+            if self.is_async and not inspect.iscoroutinefunction(function):
 
                 async def awaited(job: Any) -> Any:
                     return function(job)
@@ -120,3 +129,13 @@ class App:
         rows = [await self.client.insert(job, **options) for job in jobs]
         await self.work({row.queue for row in rows} | {"default"})
         return [await self.client.get_job(row.id) for row in rows]
+
+
+def lone_job() -> Any:
+    """A job without a database."""
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    attempt = Attempt(0, 1, 0, 7, 1, "q", 2, "k", "{}", 1, 25, at, at, None)
+    task = Task("k", print, decode_object, is_async=False)
+    operations: Operations[Any] = Operations(MemoryStore(lambda: at, lambda: 0.5), {}, "awa", lambda: at)
+    job: Any = JobBase(StartJob(attempt, task, {}), SimpleNamespace(operations=operations))
+    return job

@@ -3,22 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import awa_proto as awa
 import awa_sync
-from awa_proto.args import decode_object
-from awa_proto.handler import JobBase
-from awa_proto.job import Attempt
-from awa_proto.operations import Operations
 from awa_proto.recording import MAX_STAGED_BYTES, MAX_STAGED_FOLLOW_UPS
-from awa_proto.store.memory import MemoryStore
-from awa_proto.task import Task
-from awa_proto.worker.events import StartJob
-from tests.flavours import App
+from tests.flavours import App, lone_job
 
 Run = Callable[..., None]
 
@@ -516,13 +508,3 @@ def test_waiting_for_a_callback_discards_staged_follow_ups_with_a_warning(run: R
         assert await enqueued(app) == []
 
     run(scenario)
-
-
-def lone_job() -> Any:
-    """A job without a database."""
-    at = datetime(2026, 1, 1, tzinfo=UTC)
-    attempt = Attempt(0, 1, 0, 7, 1, "q", 2, "k", "{}", 1, 25, at, at, None)
-    task = Task("k", print, decode_object, is_async=False)
-    operations: Operations[Any] = Operations(MemoryStore(lambda: at, lambda: 0.5), {}, "awa", lambda: at)
-    job: Any = JobBase(StartJob(attempt, task, {}), SimpleNamespace(operations=operations))
-    return job
