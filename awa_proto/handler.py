@@ -16,6 +16,7 @@ from awa_proto import extra
 from awa_proto.args import JobArgs
 from awa_proto.error_text import describe
 from awa_proto.errors import OutputError, StagingError
+from awa_proto.intake import requested
 from awa_proto.operations import Operations
 from awa_proto.options import EnqueueRequest, InsertOpts
 from awa_proto.plan import Op
@@ -212,12 +213,13 @@ class JobBase(Generic[A_co, C_co]):
             raise StagingError.Sealed("the handler has returned; what it staged is decided")
         recording = self._recording()
         try:
-            new, size = cast("HasOperations", self._client).operations.intake.staged(args, options)
+            request = requested(args, options)
+            new, size = cast("HasOperations", self._client).operations.intake.staged(request)
         except Exception as error:
             raise recording.refuse(
                 StagingError.Invalid(f"the follow-up cannot be staged: {describe(error)}")
             ) from error
-        recording.stage(new, size)
+        recording.stage(new, size, request)
 
     @property
     def operations(self) -> JobOperations:

@@ -41,12 +41,11 @@ class Intake:
         """The options of a call. Raises ValidationError."""
         return Options.of(options, self._now)
 
-    def staged(self, args: JobArgs | EnqueueRequest, options: InsertOpts) -> tuple[NewJob, int]:
+    def staged(self, request: EnqueueRequest) -> tuple[NewJob, int]:
         """A follow-up, and how many bytes of its kind, queue, args, metadata, tags and ordering key there are."""
-        if isinstance(args, EnqueueRequest):
-            return self.staged(args.args, _together(options, args.options))
+        options = request.options
         checked = self.checked(options)
-        job = self._maker(checked)(args)
+        job = self._maker(checked)(request.args)
         key = options.get("ordering_key") or ""
         texts = (job.kind, job.queue, job.args, checked.extra or "")
         return job, sum(len(text.encode()) for text in texts) + len(key if isinstance(key, bytes) else key.encode())
@@ -141,6 +140,14 @@ class Intake:
                     job.kind, size, LARGE_ARGS_BYTES,
                 )  # fmt: skip
         return job
+
+
+def requested(args: JobArgs | EnqueueRequest, options: InsertOpts) -> EnqueueRequest:
+    """What a call with these arguments asks for, as one request. Raises ValidationError."""
+    said = _together({}, options)
+    if isinstance(args, EnqueueRequest):
+        return requested(args.args, _together(said, args.options))
+    return EnqueueRequest(args, said)
 
 
 def _together(common: InsertOpts, own: InsertOpts) -> InsertOpts:

@@ -14,7 +14,7 @@ from awa_proto.args import to_object
 from awa_proto.errors import OutputError, StagingError, ValidationError
 from awa_proto.extra import compact
 from awa_proto.job import Attempt
-from awa_proto.options import text, whole
+from awa_proto.options import EnqueueRequest, text, whole
 from awa_proto.store import NewJob
 
 MAX_STAGED_FOLLOW_UPS: Final = 16
@@ -28,17 +28,20 @@ MAX_PROGRESS_BYTES: Final = 65536
 class Recording:
     """What one attempt has recorded.
 
-    output: JSON text, or None. staged: follow-ups, encoded. refused: why a staging failed, which fails the attempt.
+    output: JSON text, or None. staged: follow-ups, encoded. requests: the same as the handler said them. refused: why a
+    staging failed, which fails the attempt.
     dropped: how often an output was rejected, by reason. progress: what the job shows of itself, or None when nothing was
     ever said. is_new: whether some progress has not been written yet. is_flushed: whether some has.
     """
 
-    __slots__ = ("_bytes", "attempt", "dropped", "is_flushed", "is_new", "output", "progress", "refused", "staged")
+    __slots__ = ("_bytes", "attempt", "dropped", "is_flushed", "is_new", "output", "progress", "refused",
+                 "requests", "staged")  # fmt: skip
 
     def __init__(self, attempt: Attempt, progress: Mapping[str, Any] | None) -> None:
         self.attempt = attempt
         self.output: str | None = None
         self.staged: tuple[NewJob, ...] = ()
+        self.requests: tuple[EnqueueRequest, ...] = ()
         self.refused: StagingError | None = None
         self.dropped: dict[str, int] = {}
         self.progress = progress
@@ -56,8 +59,8 @@ class Recording:
             self.dropped = {**self.dropped, reason: self.dropped.get(reason, 0) + 1}
             raise
 
-    def stage(self, job: NewJob, size: int) -> None:
-        """Add a follow-up of so many bytes. Raises StagingError, after which the attempt can only fail."""
+    def stage(self, job: NewJob, size: int, request: EnqueueRequest) -> None:
+        """Add a follow-up of so many bytes, made of a request. Raises StagingError, after which the attempt can only fail."""
         if len(self.staged) >= MAX_STAGED_FOLLOW_UPS:
             raise self.refuse(
                 StagingError.TooMany(
@@ -72,6 +75,7 @@ class Recording:
             )
         self._bytes += size
         self.staged = (*self.staged, job)
+        self.requests = (*self.requests, request)
 
     def refuse(self, error: StagingError) -> StagingError:
         """Note that a staging failed; the first one counts. Returns the error, to be raised."""

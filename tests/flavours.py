@@ -3,8 +3,6 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Iterable
-from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import trio
@@ -12,13 +10,6 @@ import trio
 import awa_asyncio
 import awa_sync
 import awa_trio
-from awa_proto.args import decode_object
-from awa_proto.handler import JobBase
-from awa_proto.job import Attempt
-from awa_proto.operations import Operations
-from awa_proto.store.memory import MemoryStore
-from awa_proto.task import Task
-from awa_proto.worker.events import StartJob
 
 F = TypeVar("F", bound=Callable[..., Any])
 Scenario = Callable[[Any], Coroutine[Any, Any, None]]
@@ -129,13 +120,3 @@ class App:
         rows = [await self.client.insert(job, **options) for job in jobs]
         await self.work({row.queue for row in rows} | {"default"})
         return [await self.client.get_job(row.id) for row in rows]
-
-
-def lone_job() -> Any:
-    """A job without a database."""
-    at = datetime(2026, 1, 1, tzinfo=UTC)
-    attempt = Attempt(0, 1, 0, 7, 1, "q", 2, "k", "{}", 1, 25, at, at, None)
-    task = Task("k", print, decode_object, is_async=False)
-    operations: Operations[Any] = Operations(MemoryStore(lambda: at, lambda: 0.5), {}, "awa", lambda: at)
-    job: Any = JobBase(StartJob(attempt, task, {}), SimpleNamespace(operations=operations))
-    return job

@@ -6,6 +6,7 @@ What differs is written down here, so that a difference is a decision.
 import inspect
 import re
 import tomllib
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,13 +14,17 @@ from typing import Any
 import pytest
 
 import awa_asyncio
+import awa_asyncio.testing
 import awa_proto
 import awa_sync
+import awa_sync.testing
 import awa_trio
+import awa_trio.testing
 from awa_proto.version import VERSION
 
 OTHERS = [awa_trio, awa_sync]
 CLASSES = ["BlockingJob", "Client", "Job", "Tasks", "Transaction", "Worker"]
+CLASSES += ["testing.BlockingHandlerJob", "testing.HandlerJob"]
 
 ONLY_ASYNCIO = {("Client", "__init__"): {"driver"}}
 """Parameters that need a choice only there is: two libraries, asyncpg and psycopg."""
@@ -58,7 +63,7 @@ def _each_member() -> list[Any]:
     return [
         pytest.param(cls, name, id=f"{cls}.{name}")
         for cls in CLASSES
-        for name in sorted(_public(vars(awa_asyncio)[cls]))
+        for name in sorted(_public(attrgetter(cls)(awa_asyncio)))
     ]
 
 
@@ -77,13 +82,13 @@ def test_what_the_core_exports_is_one_object_everywhere(name: str) -> None:
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("package", OTHERS, ids=lambda package: package.__name__)
 def test_their_classes_have_the_same_methods(package: ModuleType, cls: str) -> None:
-    assert _public(vars(package)[cls]) == _public(vars(awa_asyncio)[cls])
+    assert _public(attrgetter(cls)(package)) == _public(attrgetter(cls)(awa_asyncio))
 
 
 @pytest.mark.parametrize(("cls", "name"), _each_member())
 @pytest.mark.parametrize("package", OTHERS, ids=lambda package: package.__name__)
 def test_their_methods_have_the_same_parameters_and_words(package: ModuleType, cls: str, name: str) -> None:
-    first, second = _member(vars(awa_asyncio)[cls], name), _member(vars(package)[cls], name)
+    first, second = _member(attrgetter(cls)(awa_asyncio), name), _member(attrgetter(cls)(package), name)
     left_out = ONLY_ASYNCIO.get((cls, name), set())
     assert [p for p in _parameters(first) if p[0] not in left_out] == _parameters(second)
     if (cls, name) not in OWN_WORDS:

@@ -14,6 +14,7 @@ from awa_proto.errors import OutputError, StagingError, TerminalError
 from awa_proto.followup import FollowUps, follow_up
 from awa_proto.intake import Intake
 from awa_proto.job import Attempt, JobState
+from awa_proto.options import EnqueueRequest
 from awa_proto.outcome import Cancel, Completed, Ending, Outcome, Raised, RetryAfter, Returned, Snooze, WaitForCallback
 from awa_proto.recording import Recording
 from awa_proto.store import Ended
@@ -113,7 +114,8 @@ def recording(of: Attempt) -> Recording:
     found = Recording(of, None)
     found.record_output(json.loads(OUTPUT), None)
     found.set_progress(40, None)
-    found.stage(Intake({}, lambda: AT).one({"kind": "staged"}, {})[0], 10)
+    request = EnqueueRequest({"kind": "staged"})
+    found.stage(*Intake({}, lambda: AT).staged(request), request)
     return found
 
 

@@ -10,7 +10,8 @@ import pytest
 import awa_proto as awa
 import awa_sync
 from awa_proto.recording import MAX_STAGED_BYTES, MAX_STAGED_FOLLOW_UPS
-from tests.flavours import App, lone_job
+from awa_sync.testing import HandlerJob
+from tests.flavours import App
 
 Run = Callable[..., None]
 
@@ -401,7 +402,7 @@ def test_only_completed_inserts_them(run: Run) -> None:
     ],
 )
 def test_what_an_insert_would_refuse_raises_a_staging_error(args: Any, options: Any, message: str) -> None:
-    job = lone_job()
+    job = HandlerJob(Signup())
     with pytest.raises(awa.StagingError.Invalid, match=message) as caught:
         job.enqueue_on_completion(args, **options)
     assert isinstance(caught.value, awa.TerminalError)
@@ -463,12 +464,12 @@ def test_the_limits_are_16_follow_ups_and_64_kib(run: Run) -> None:
 
 
 def test_the_bytes_counted_are_kind_queue_args_metadata_tags_and_ordering_key() -> None:
-    job = lone_job()
+    job = HandlerJob(Signup())
     fixed = len("welcome") + len("q") + len('{"user":1,"said":["') + len('"]}')
     job.enqueue_on_completion(Welcome(1, ["x" * (MAX_STAGED_BYTES - fixed - 10)]), queue="q")
     with pytest.raises(awa.StagingError.TooLarge, match=rf"; {MAX_STAGED_BYTES} are allowed"):
         job.enqueue_on_completion({}, kind="k", queue="q", ordering_key="x" * 10)
-    job = lone_job()
+    job = HandlerJob(Signup())
     job.enqueue_on_completion(Welcome(1, ["x" * (MAX_STAGED_BYTES - fixed)]), queue="q")
     with pytest.raises(awa.StagingError.TooLarge):
         job.enqueue_on_completion({}, kind="k", queue="q")

@@ -9,7 +9,8 @@ import pytest
 
 import awa_proto as awa
 from awa_proto.recording import MAX_PROGRESS_BYTES
-from tests.flavours import App, lone_job
+from awa_sync.testing import HandlerJob
+from tests.flavours import App
 
 Run = Callable[..., None]
 
@@ -173,7 +174,7 @@ def test_after_the_handler_has_returned_it_is_ignored(run: Run) -> None:
     ],
 )
 def test_what_it_cannot_hold_is_refused_and_changes_nothing(call: Callable[[Any], object], field: str) -> None:
-    job = lone_job()
+    job = HandlerJob(Import())
     job.set_progress(5)
     with pytest.raises(awa.ValidationError, match=field):
         call(job)

@@ -11,6 +11,7 @@ import pydantic
 import awa_asyncio as awa
 import awa_sync
 import awa_trio
+from awa_asyncio.testing import BlockingHandlerJob, HandlerJob
 
 
 @dataclass
@@ -135,3 +136,14 @@ async def e67(event: awa.JobEvent[dict[str, Any]]) -> None: ...
 def e68(event: awa.JobEvent[SendEmail]) -> None:
     event.duration  # E68 only some events have one
     event.args.subject  # E69 no such field
+
+
+async def e70(job: awa.Job[SendEmail]) -> None: ...
+
+
+async def unit_tests() -> None:
+    await e70(HandlerJob(Resize(width=1)))  # E70 other args than the handler takes
+    await e70(BlockingHandlerJob(SendEmail("a")))  # E71 the job of a plain handler
+    HandlerJob(SendEmail("a"), colour="red")  # E72 no job has that
+    HandlerJob(SendEmail("a"), attempt="first")  # E73 a number
+    HandlerJob(SendEmail("a"), client=sync)  # E74 the client of another package

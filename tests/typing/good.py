@@ -15,7 +15,10 @@ import trio
 
 import awa_asyncio as awa
 import awa_sync
+import awa_sync.testing
 import awa_trio
+import awa_trio.testing
+from awa_asyncio.testing import BlockingHandlerJob, HandlerJob
 from awa_trio.db.connection import TrioConnection
 
 
@@ -255,3 +258,22 @@ client.on_event(SendEmail)(seen.append)
 async def a_hook_is_still_what_it_was(event: awa.JobEvent[SendEmail]) -> None:
     await a_typed_hook(event)
     a_blocking_hook(event)
+
+
+async def a_handler_is_called_in_a_unit_test() -> None:
+    job = HandlerJob(SendEmail("a"), attempt=3, queue="email", tags=["x"], progress={"percent": 3}, tasks=client)
+    assert_type(job, HandlerJob[SendEmail])
+    assert_type(job.args, SendEmail)
+    assert_type(await send_email(job), None)
+    assert_type(await resize(HandlerJob(Resize(width=1), output=Audit)), awa.RetryAfter | None)
+    assert_type(resize_blocking(BlockingHandlerJob(Resize(width=1))), awa.Result)
+    await raw(HandlerJob({"kind": "raw", "a": 1}))
+    imported = Import(path="/")
+    await import_(HandlerJob(imported, kind="import", client=client))
+    assert_type(send_sync(awa_sync.testing.HandlerJob(SendEmail("a"), id=1)), awa_sync.Result)
+    await send_trio(awa_trio.testing.HandlerJob(SendEmail("a")))
+    assert_type(job.staged, list[awa.EnqueueRequest])
+    assert_type(job.enqueued, list[awa.JobRow])
+    assert_type(await job.flush_progress(), bool)
+    assert_type(job.is_cancelled(), bool)
+    job.cancel()

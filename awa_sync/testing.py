@@ -1,0 +1,67 @@
+"""For tests of applications that use awa_sync: `from awa_sync.testing import HandlerJob`."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from typing_extensions import Unpack, override
+
+from awa_proto.operations import Operations
+from awa_proto.plan import Op
+from awa_proto.testing.handler_job import HandlerJobBase, JobFields, Memory, no_database
+from awa_sync.client import Client
+from awa_sync.job import Job
+from awa_sync.tasks import Tasks
+
+__all__ = ["BlockingHandlerJob", "HandlerJob"]
+
+A_co = TypeVar("A_co", covariant=True)
+T = TypeVar("T")
+
+
+class HandlerJob(HandlerJobBase[A_co, Client], Job[A_co]):
+    """What a handler gets, without a database: `send_email(HandlerJob(SendEmail("a@b.c")))`.
+
+    It records as a real job does, with the same conversions, limits and errors: `output`, `staged`, `progress`, `flushed`.
+    `cancel()` sets `is_cancelled()`. What the handler enqueues with `job.client` is in `enqueued`.
+
+    Args:
+        args: What the job is told; the handler gets it as JSON brings it back, as in a worker.
+        tasks: Tasks, or a client, whose registrations count: the queue of a kind, its declared output.
+        client: Instead of one that keeps its jobs in memory.
+        fields: Those of JobFields: `id`, `attempt`, `queue`, `metadata`, `errors`, `output` and so on.
+
+    Raises:
+        ValidationError: What an insert would refuse, naming the field and its limit.
+    """
+
+    def __init__(
+        self, args: A_co, *, tasks: Tasks | None = None, client: Client | None = None, **fields: Unpack[JobFields]
+    ) -> None:
+        tasks = tasks or client
+        memory = None if client is not None else Memory(tasks)
+        super().__init__(args, client or _MemoryClient(memory), memory, tasks, fields)
+
+
+BlockingHandlerJob = HandlerJob
+
+
+class _MemoryClient(Client):
+    """A client whose jobs are in memory."""
+
+    def __init__(self, memory: Memory | None) -> None:
+        super().__init__()
+        self._memory = memory or Memory()
+
+    @property
+    @override
+    def operations(self) -> Operations[Any]:
+        return self._memory.operations
+
+    @override
+    def perform(self, op: Op[T], /) -> T:
+        return self._memory.perform(op)
+
+    @override
+    def _database(self) -> Any:
+        raise no_database()
