@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
-from awa_proto.args import JobArgs, decoder
+from awa_proto.args import JobArgs, decoder, kind_of
 from awa_proto.error_text import describe
 from awa_proto.errors import AwaError, SerializationError, ValidationError
 from awa_proto.intake import Intake
@@ -37,12 +37,17 @@ Untyped: TypeAlias = dict[str, Any]
 """The args of a job whose kind is given as text."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FollowUp:
-    """A registered function. decode: reads the args it wants; raises SerializationError."""
+    """A registered function, itself and no other.
+
+    kind: the one it is for, or None where a class says it. args_type: the class of the args; None for a dict.
+    decode: reads the args it wants; raises SerializationError.
+    """
 
     outcome: Outcome
-    kind: str
+    kind: str | None
+    args_type: type[Any] | None
     function: Callable[..., Enqueued]
     decode: Callable[[str], Any]
 
@@ -125,16 +130,29 @@ def _context(ended: Ended, outcome: Outcome) -> tuple[Any, ...]:
             return ()
 
 
-def follow_up(outcome: Outcome, kind: str, args_type: type[Any] | str, function: Callable[..., Enqueued]) -> FollowUp:
-    """A function to be registered, checked. Raises ValidationError."""
+def follow_up(
+    outcome: Outcome, jobs: type[Any] | str, function: Callable[..., Enqueued], *, kind: str | None = None
+) -> FollowUp:
+    """A function to be registered, checked.
+
+    jobs: the class of the args, or a kind. kind: only this one of the kinds a class has. Raises ValidationError.
+    """
     if not callable(function):
         raise ValidationError("function", f"a function is needed, not {type(function).__name__}")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise ValidationError(
             "function", "a plain function is needed; one that is awaited cannot be part of a transition"
         )
-    decode = decoder(None if isinstance(args_type, str) else args_type)
-    return FollowUp(outcome, name("kind", kind), function, decode)
+    if isinstance(jobs, str):
+        if kind is not None:
+            raise ValidationError("kind", "it is given twice")
+        return FollowUp(outcome, name("kind", jobs), None, function, decoder(None))
+    if not isinstance(jobs, type):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValidationError("args_type", f"a class or a kind is needed, not {type(jobs).__name__}")
+    if jobs is dict:
+        raise ValidationError("args_type", "a dict has no kind; give the kind")
+    name("kind", kind_of(jobs))
+    return FollowUp(outcome, None if kind is None else name("kind", kind), jobs, function, decoder(jobs))
 
 
 class Register(Protocol[P]):
@@ -148,68 +166,79 @@ class Register(Protocol[P]):
 class RegistersFollowUps:
     """The decorators that register follow-ups, the same in the Client and the Tasks of every package.
 
-    Each takes the class of the args, or a kind as text (then the function gets them as a dict). The function returns args,
-    an EnqueueRequest, or None to enqueue nothing; `…_with` is another name for the same.
+    Each takes the class of the args, or a kind as text (then the function gets them as a dict). A class stands for every
+    kind that a task of it is registered for, else for its own; `kind=` narrows it to one. The function returns args, an
+    EnqueueRequest, or None to enqueue nothing; `…_with` is another name for the same.
     """
 
     registry: Registry
 
-    def _follow_up(self, outcome: Outcome, args_type: type[Any] | str) -> Callable[[Any], Any]:
-        kind = args_type if isinstance(args_type, str) else self.registry.kind_for(args_type)
+    def _follow_up(self, outcome: Outcome, jobs: type[Any] | str, kind: str | None) -> Callable[[Any], Any]:
+        follow_up(outcome, jobs, _nothing, kind=kind)  # what is wrong with it is said where it is written
 
         def register(function: Callable[..., Enqueued]) -> Callable[..., Enqueued]:
-            self.registry.add_follow_up(follow_up(outcome, kind, args_type, function))
+            self.registry.add_follow_up(follow_up(outcome, jobs, function, kind=kind))
             return function
 
         return register
 
     @overload
-    def on_completed_enqueue(self, args_type: type[A], /) -> Register[[A, JobRow]]: ...
+    def on_completed_enqueue(self, args_type: type[A], /, *, kind: str | None = None) -> Register[[A, JobRow]]: ...
     @overload
     def on_completed_enqueue(self, args_type: str, /) -> Register[[Untyped, JobRow]]: ...
-    def on_completed_enqueue(self, args_type: type[Any] | str, /) -> Register[...]:
+    def on_completed_enqueue(self, args_type: type[Any] | str, /, *, kind: str | None = None) -> Register[...]:
         """Enqueue when a job of the kind completes: a function over (args, job)."""
-        return self._follow_up(Outcome.COMPLETED, args_type)
+        return self._follow_up(Outcome.COMPLETED, args_type, kind)
 
     @overload
-    def on_cancelled_enqueue(self, args_type: type[A], /) -> Register[[A, JobRow, str]]: ...
+    def on_cancelled_enqueue(self, args_type: type[A], /, *, kind: str | None = None) -> Register[[A, JobRow, str]]: ...
     @overload
     def on_cancelled_enqueue(self, args_type: str, /) -> Register[[Untyped, JobRow, str]]: ...
-    def on_cancelled_enqueue(self, args_type: type[Any] | str, /) -> Register[...]:
+    def on_cancelled_enqueue(self, args_type: type[Any] | str, /, *, kind: str | None = None) -> Register[...]:
         """Enqueue when its handler returns Cancel: a function over (args, job, reason)."""
-        return self._follow_up(Outcome.CANCELLED, args_type)
+        return self._follow_up(Outcome.CANCELLED, args_type, kind)
 
     @overload
-    def on_retried_enqueue(self, args_type: type[A], /) -> Register[[A, JobRow, str, int, datetime]]: ...
+    def on_retried_enqueue(
+        self, args_type: type[A], /, *, kind: str | None = None
+    ) -> Register[[A, JobRow, str, int, datetime]]: ...
     @overload
     def on_retried_enqueue(self, args_type: str, /) -> Register[[Untyped, JobRow, str, int, datetime]]: ...
-    def on_retried_enqueue(self, args_type: type[Any] | str, /) -> Register[...]:
+    def on_retried_enqueue(self, args_type: type[Any] | str, /, *, kind: str | None = None) -> Register[...]:
         """Enqueue when it failed and will run again: a function over (args, job, error, attempt, next_run_at)."""
-        return self._follow_up(Outcome.RETRIED, args_type)
+        return self._follow_up(Outcome.RETRIED, args_type, kind)
 
     @overload
-    def on_exhausted_enqueue(self, args_type: type[A], /) -> Register[[A, JobRow, str, int]]: ...
+    def on_exhausted_enqueue(
+        self, args_type: type[A], /, *, kind: str | None = None
+    ) -> Register[[A, JobRow, str, int]]: ...
     @overload
     def on_exhausted_enqueue(self, args_type: str, /) -> Register[[Untyped, JobRow, str, int]]: ...
-    def on_exhausted_enqueue(self, args_type: type[Any] | str, /) -> Register[...]:
+    def on_exhausted_enqueue(self, args_type: type[Any] | str, /, *, kind: str | None = None) -> Register[...]:
         """Enqueue when it failed for good: a function over (args, job, error, attempt)."""
-        return self._follow_up(Outcome.EXHAUSTED, args_type)
+        return self._follow_up(Outcome.EXHAUSTED, args_type, kind)
 
     @overload
-    def on_waiting_for_callback_enqueue(self, args_type: type[A], /) -> Register[[A, JobRow]]: ...
+    def on_waiting_for_callback_enqueue(
+        self, args_type: type[A], /, *, kind: str | None = None
+    ) -> Register[[A, JobRow]]: ...
     @overload
     def on_waiting_for_callback_enqueue(self, args_type: str, /) -> Register[[Untyped, JobRow]]: ...
-    def on_waiting_for_callback_enqueue(self, args_type: type[Any] | str, /) -> Register[...]:
+    def on_waiting_for_callback_enqueue(
+        self, args_type: type[Any] | str, /, *, kind: str | None = None
+    ) -> Register[...]:
         """Enqueue when it parks to wait for its callback: a function over (args, job)."""
-        return self._follow_up(Outcome.WAITING_FOR_CALLBACK, args_type)
+        return self._follow_up(Outcome.WAITING_FOR_CALLBACK, args_type, kind)
 
     @overload
-    def on_rescued_enqueue(self, args_type: type[A], /) -> Register[[A, JobRow, RescueReason]]: ...
+    def on_rescued_enqueue(
+        self, args_type: type[A], /, *, kind: str | None = None
+    ) -> Register[[A, JobRow, RescueReason]]: ...
     @overload
     def on_rescued_enqueue(self, args_type: str, /) -> Register[[Untyped, JobRow, RescueReason]]: ...
-    def on_rescued_enqueue(self, args_type: type[Any] | str, /) -> Register[...]:
+    def on_rescued_enqueue(self, args_type: type[Any] | str, /, *, kind: str | None = None) -> Register[...]:
         """Enqueue when upkeep ended an attempt that its worker did not: a function over (args, job, reason)."""
-        return self._follow_up(Outcome.RESCUED, args_type)
+        return self._follow_up(Outcome.RESCUED, args_type, kind)
 
     on_completed_enqueue_with = on_completed_enqueue
     on_cancelled_enqueue_with = on_cancelled_enqueue
@@ -217,3 +246,7 @@ class RegistersFollowUps:
     on_exhausted_enqueue_with = on_exhausted_enqueue
     on_waiting_for_callback_enqueue_with = on_waiting_for_callback_enqueue
     on_rescued_enqueue_with = on_rescued_enqueue
+
+
+def _nothing() -> None:
+    """Stands in for a function that is not there yet."""

@@ -1,4 +1,4 @@
-"""Registry: the tasks and hooks of one application, without a database.
+"""Registry: the tasks, hooks and follow-ups of one application, without a database.
 
 `Tasks` and `Client` of each package hold one; their decorators are typed for the package's own Job and end here.
 A registry that another one includes stays connected to it, so a module that is imported later still counts.
@@ -17,16 +17,17 @@ from awa_proto.args import build, decoder, kind_of
 from awa_proto.errors import ValidationError
 from awa_proto.followup import FollowUp, Registered
 from awa_proto.hooks import Hook
-from awa_proto.options import kind_among, name
+from awa_proto.options import name
 from awa_proto.outcome import Outcome
 from awa_proto.output import descriptor as output_descriptor
 from awa_proto.task import Task
 
 H = TypeVar("H", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class Registry:
-    """Tasks by their kind, each kind with one handler; and hooks, each kind with as many as there are.
+    """Tasks by their kind, each kind with one handler; and hooks and follow-ups, each kind with as many as there are.
 
     takes_coroutines: whether a handler or a hook may be a coroutine function; not where nothing could await it.
     """
@@ -34,7 +35,8 @@ class Registry:
     def __init__(self, *, takes_coroutines: bool = True) -> None:
         self._takes_coroutines = takes_coroutines
         self._tasks: dict[str, Task] = {}
-        self._follow_ups: dict[str, dict[Outcome, tuple[FollowUp, ...]]] = {}
+        self._follow_ups: list[FollowUp] = []
+        self._follow_ups_by_kind: dict[str, Mapping[Outcome, tuple[FollowUp, ...]]] = {}
         self._hooks: list[Hook] = []
         self._hooks_by_kind: dict[str, tuple[Hook, ...]] = {}
         self._included_by: list[Registry] = []
@@ -54,8 +56,8 @@ class Registry:
 
     @property
     def follow_ups(self) -> Registered:
-        """The registered follow-ups by kind and outcome, as they are now and as they become."""
-        return MappingProxyType(self._follow_ups)
+        """The registered follow-ups by kind and outcome, as they are now and as they become; kinds as those of hooks."""
+        return MappingProxyType(self._follow_ups_by_kind)
 
     @property
     def descriptors(self) -> dict[str, dict[str, Any]]:
@@ -69,19 +71,11 @@ class Registry:
             found[kind] = {} if declared is None else {"output": output_descriptor(declared)}
         return found
 
-    def kind_for(self, args_type: type[Any]) -> str:
-        """What a class is registered for here, when that is one kind; else the kind of the class itself.
-
-        Raises ValidationError for what is no class, and for a class with tasks of several kinds.
-        """
-        if not isinstance(args_type, type):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValidationError("args_type", f"a class or a kind is needed, not {type(args_type).__name__}")
-        return kind_among(args_type, self._tasks)
-
     def add_follow_up(self, follow_up: FollowUp) -> None:
-        """Register a follow-up here, and in every registry that includes this one."""
-        of_kind = self._follow_ups.setdefault(follow_up.kind, {})
-        of_kind[follow_up.outcome] = (*of_kind.get(follow_up.outcome, ()), follow_up)
+        """Register a follow-up here, and in every registry that includes this one; the same one counts once."""
+        if follow_up not in self._follow_ups:
+            self._follow_ups.append(follow_up)
+            self._sort()
         for registry in self._included_by:
             registry.add_follow_up(follow_up)
 
@@ -94,7 +88,7 @@ class Registry:
         for registry in self._included_by:
             registry.check(task)
         self._tasks[task.kind] = task
-        self._sort_hooks()
+        self._sort()
         for registry in self._included_by:
             registry.add(task)
 
@@ -108,7 +102,7 @@ class Registry:
             registry.check_hook(hook)
         if hook not in self._hooks:
             self._hooks.append(hook)
-            self._sort_hooks()
+            self._sort()
         for registry in self._included_by:
             registry.add_hook(hook)
 
@@ -120,10 +114,8 @@ class Registry:
             self.check_hook(hook)
         for task in other.tasks.values():
             self.add(task)
-        for of_kind in other.follow_ups.values():
-            for follow_ups in of_kind.values():
-                for each in follow_ups:
-                    self.add_follow_up(each)
+        for follow_up in other._follow_ups:
+            self.add_follow_up(follow_up)
         for hook in other._hooks:
             self.add_hook(hook)
         other.inform(self)
@@ -137,7 +129,10 @@ class Registry:
 
         Raises SerializationError.
         """
-        for args_type in [task.args_type for task in self._tasks.values()] + [hook.args_type for hook in self._hooks]:
+        read = [each.args_type for each in self._tasks.values()]
+        read += [each.args_type for each in self._hooks]
+        read += [each.args_type for each in self._follow_ups]
+        for args_type in read:
             build(args_type)
 
     def task(
@@ -212,25 +207,35 @@ class Registry:
             message = f"{_called(function)}{signature} cannot be called with {argument} alone: {error}"
             raise ValidationError(field, message) from None
 
-    def _sort_hooks(self) -> None:
-        """Which hooks belong to which kinds; anew, as a task may be registered after a hook for its class.
+    def _sort(self) -> None:
+        """Which hooks and follow-ups belong to which kinds; anew, as a task may be registered after them for their class.
 
         Kind by kind in place, since others read it meanwhile.
         """
-        found: dict[str, tuple[Hook, ...]] = {}
+        hooks: dict[str, tuple[Hook, ...]] = {}
         for hook in self._hooks:
             for kind in self._kinds_of(hook):
-                found[kind] = (*found.get(kind, ()), hook)
-        self._hooks_by_kind.update(found)
-        for kind in self._hooks_by_kind.keys() - found.keys():
-            del self._hooks_by_kind[kind]
+                hooks[kind] = (*hooks.get(kind, ()), hook)
+        _become(self._hooks_by_kind, hooks)
+        follow_ups: dict[str, Mapping[Outcome, tuple[FollowUp, ...]]] = {}
+        for each in self._follow_ups:
+            for kind in self._kinds_of(each):
+                before = follow_ups.get(kind, {})
+                follow_ups[kind] = {**before, each.outcome: (*before.get(each.outcome, ()), each)}
+        _become(self._follow_ups_by_kind, follow_ups)
 
-    def _kinds_of(self, hook: Hook) -> list[str]:
-        if hook.kind is not None:
-            return [hook.kind]
-        assert hook.args_type is not None
-        registered = [kind for kind, task in self._tasks.items() if task.args_type is hook.args_type]
-        return registered or [kind_of(hook.args_type)]
+    def _kinds_of(self, of_jobs: Hook | FollowUp) -> list[str]:
+        if of_jobs.kind is not None:
+            return [of_jobs.kind]
+        args_type = of_jobs.args_type
+        assert args_type is not None
+        return [kind for kind, task in self._tasks.items() if task.args_type is args_type] or [kind_of(args_type)]
+
+
+def _become(sorted_: dict[str, T], found: Mapping[str, T]) -> None:
+    sorted_.update(found)
+    for kind in sorted_.keys() - found.keys():
+        del sorted_[kind]
 
 
 def _plain(args: str) -> Any:

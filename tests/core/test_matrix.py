@@ -92,7 +92,7 @@ def bench(*, dead_letters: bool = False) -> tuple[Endings, Context]:
     intake = Intake({}, lambda: AT)
     registered: Any = {
         "k": {
-            outcome: (follow_up(outcome, "k", "k", lambda *_, outcome=outcome: {"kind": "follow", "of": outcome}),)
+            outcome: (follow_up(outcome, "k", lambda *_, outcome=outcome: {"kind": "follow", "of": outcome}),)
             for outcome in Outcome
         }
     }

@@ -171,6 +171,20 @@ def test_a_request_has_all_options_of_an_insert(run: Run) -> None:
     run(scenario)
 
 
+def test_a_class_stands_for_the_kinds_of_its_tasks_whenever_they_are_registered(run: Run) -> None:
+    async def scenario(app: App) -> None:
+        mail(app)
+        app.on_completed_enqueue(Signup)(lambda args, job: Welcome(args.user, [job.kind]))
+        app.on_completed_enqueue(Signup, kind="late")(lambda args, job: Welcome(args.user, ["only", job.kind]))
+        app.task(Signup, kind="early")(ends)
+        app.task(Signup, kind="late")(ends)
+        await app.run(Signup(1), kind="early")
+        await app.run(Signup(2), kind="late")
+        assert [job.args["said"] for job in await enqueued(app)] == [["early"], ["late"], ["only", "late"]]
+
+    run(scenario)
+
+
 # Conditional follow-ups
 
 
@@ -332,9 +346,11 @@ def test_an_included_registry_brings_its_follow_ups_also_later_ones(run: Run) ->
     async def scenario(app: App) -> None:
         app.task(Signup)(ends)
 
-        module = awa_sync.Tasks()
+        module, other = awa_sync.Tasks(), awa_sync.Tasks()
         module.on_completed_enqueue(Signup)(lambda _args, _job: Welcome(1))
         app.client.registry.include(module.registry)
+        other.registry.include(module.registry)
+        app.client.registry.include(other.registry)  # by two ways, and counted once
         module.on_completed_enqueue(Signup)(lambda _args, _job: Welcome(2))
         await app.run(Signup())
         assert [job.args["user"] for job in await enqueued(app)] == [1, 2]

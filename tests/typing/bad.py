@@ -147,3 +147,37 @@ async def unit_tests() -> None:
     HandlerJob(SendEmail("a"), colour="red")  # E72 no job has that
     HandlerJob(SendEmail("a"), attempt="first")  # E73 a number
     HandlerJob(SendEmail("a"), client=sync)  # E74 the client of another package
+
+
+@client.on_completed_enqueue(SendEmail)  # E80 other args than the function takes
+def e80(args: Resize, job: awa.JobRow) -> SendEmail:
+    return SendEmail("a")
+
+
+@client.on_completed_enqueue(SendEmail)  # E81 a completion says nothing more
+def e81(args: SendEmail, job: awa.JobRow, error: str) -> SendEmail:
+    return SendEmail("a")
+
+
+@client.on_completed_enqueue(SendEmail)  # E82 no args of a job
+def e82(args: SendEmail, job: awa.JobRow) -> int:
+    return 1
+
+
+@client.on_cancelled_enqueue(SendEmail)  # E83 a function that is awaited
+async def e83(args: SendEmail, job: awa.JobRow, reason: str) -> SendEmail:
+    return SendEmail("a")
+
+
+@client.on_exhausted_enqueue("send_email")  # E84 without a class the args are a dict
+def e84(args: SendEmail, job: awa.JobRow, error: str, attempt: int) -> SendEmail:
+    return SendEmail("a")
+
+
+async def e85(job: awa.Job[SendEmail]) -> None:
+    job.enqueue_on_completion(5)  # E85 no args
+    job.enqueue_on_completion(SendEmail("a"), colour="red")  # E86 no such option
+    job.enqueue_on_completion(SendEmail("a"), priority="high")  # E87 a priority is a number
+    job.set_progress("half")  # E88 so is a percentage
+    job.output = 5  # E89 it is recorded with set_output
+    job.flush_progress()  # E90 nobody awaits it

@@ -277,3 +277,53 @@ async def a_handler_is_called_in_a_unit_test() -> None:
     assert_type(await job.flush_progress(), bool)
     assert_type(job.is_cancelled(), bool)
     job.cancel()
+
+
+@client.task(Resize, kind="thumbnail", output=Audit)
+async def records(job: awa.Job[Resize]) -> None:
+    job.set_progress(50, "half")
+    job.update_metadata({"page": 1})
+    assert_type(await job.flush_progress(), bool)
+    job.set_output(Audit(1))
+    assert_type(job.output, Any)
+    job.clear_output()
+    job.enqueue_on_completion(SendEmail("a"), queue="email", priority=1, tags=["x"], unique_opts={})
+    job.enqueue_on_completion(awa.EnqueueRequest(SendEmail("a")).priority(1))
+
+
+@sync.task(Resize, output=Audit)
+def records_blocking(job: awa_sync.Job[Resize]) -> None:
+    assert_type(job.flush_progress(), bool)
+
+
+@client.on_completed_enqueue(SendEmail)
+def a_follow_up(args: SendEmail, job: awa.JobRow) -> Audit:
+    return Audit(job.id)
+
+
+@client.on_completed_enqueue_with(SendEmail)
+def a_conditional_follow_up(args: SendEmail, job: awa.JobRow) -> awa.EnqueueRequest | None:
+    return awa.EnqueueRequest(Audit(job.id)) if args.to else None
+
+
+@tasks.on_retried_enqueue(Import, kind="import")
+def a_follow_up_of_a_retry(args: Import, job: awa.JobRow, error: str, attempt: int, next_run_at: datetime) -> Audit:
+    return Audit(attempt)
+
+
+@awa_trio.Tasks().on_exhausted_enqueue(SendEmail)
+def a_follow_up_of_a_failure(args: SendEmail, job: awa.JobRow, error: str, attempt: int) -> Audit:
+    return Audit(attempt)
+
+
+@sync.on_cancelled_enqueue("send_email")
+def an_untyped_follow_up(args: dict[str, Any], job: awa_sync.JobRow, reason: str) -> dict[str, object]:
+    return {"kind": "audit", "reason": reason}
+
+
+async def outputs_are_typed() -> None:
+    row = await client.get_job(1)
+    if row is not None:
+        assert_type(row.output_as(Audit), Audit | None)
+        assert_type(row.error_output_as(Resize), Resize | None)
+        assert_type(row.progress, dict[str, Any] | None)
