@@ -296,6 +296,23 @@ class Store(Protocol):
         """
         ...
 
+    def claim_one(
+        self,
+        instance: int,
+        *,
+        id: int | None = None,
+        kind: str | None = None,
+        queue: str | None = None,
+        early: bool = False,
+    ) -> Op[Claimed | None]:
+        """Take the best job that meets every condition, by priority, run_at, id; None when there is none.
+
+        Not for workers: for who works one job alone. It may run in a transaction that has written, sees what that wrote, and
+        is undone with it. A paused queue gives nothing. early: jobs that are not due yet count too, after all others, the one
+        that is due first before the rest.
+        """
+        ...
+
     def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
         """Keep what running attempts say of themselves. The ids of the jobs whose attempts still were what they were."""
         ...

@@ -305,38 +305,74 @@ class MemoryStore:
         attempts: list[Attempt] = []
         for priority in sorted({job.priority for job in best}):
             lane = [job for job in best if job.priority == priority]
-            lease = max(max(job.run_lease for job in lane) + 1, (now - _EPOCH) // timedelta(microseconds=1))
-            claim = _Claim(lease, [job.id for job in lane])
-            lanes[priority] = len(tables.claims) + 1, claim
-            tables.claims[len(tables.claims) + 1] = claim
+            lanes[priority] = self._new_claim(lane, now)
         for job in best:
             claim_id, claim = lanes[job.priority]
-            self._unindex(job)
-            job.state = JobState.RUNNING
-            job.attempt += 1
-            job.run_lease = claim.lease
-            job.attempted_at = now
-            seconds = extras.decode(job.extra).get("deadline", demand.deadline)
-            job.deadline_at = None if seconds is None else now + timedelta(seconds=seconds)
-            job.claim = claim_id, claim.jobs.index(job.id)
-            attempts.append(
-                Attempt(
-                    0,
-                    *job.claim,
-                    claim.lease,
-                    job.id,
-                    job.queue,
-                    job.priority,
-                    job.kind,
-                    job.args,
-                    job.attempt,
-                    job.max_attempts,
-                    job.run_at,
-                    job.created_at,
-                    job.extra,
-                )
-            )
+            attempts.append(self._taken(job, claim_id, claim, now, demand.deadline))
         return attempts
+
+    def claim_one(
+        self,
+        instance: int,  # noqa: ARG002  claims name nobody here
+        *,
+        id: int | None = None,
+        kind: str | None = None,
+        queue: str | None = None,
+        early: bool = False,
+    ) -> Op[Claimed | None]:
+        """Take the best job that meets every condition, due ones first."""
+
+        def act() -> Claimed | None:
+            tables, now = self._tables, self._clock()
+            found = [
+                (max(job.run_at, now) if job.state in DEFERRED else now, job.priority, job.run_at, job.id)
+                for job in tables.jobs.values()
+                if (job.state is JobState.AVAILABLE or (job.state in DEFERRED and (early or job.run_at <= now)))
+                and _matches(job, JobFilter(kind=kind, queue=queue))
+                and (id is None or job.id == id)
+                and not tables.settings.get(job.queue, QueueSettings()).paused
+            ]
+            if not found:
+                return None
+            job = tables.jobs[min(found)[-1]]
+            return Claimed([self._taken(job, *self._new_claim([job], now), now)], tables.ring.version, now)
+
+        return _op("claim_one", act)
+
+    def _new_claim(self, jobs: Sequence[_Job], now: datetime) -> tuple[int, _Claim]:
+        """A claim of jobs of a lane, and its number."""
+        lease = max(max(job.run_lease for job in jobs) + 1, (now - _EPOCH) // timedelta(microseconds=1))
+        claim = _Claim(lease, [job.id for job in jobs])
+        number = len(self._tables.claims) + 1
+        self._tables.claims[number] = claim
+        return number, claim
+
+    def _taken(self, job: _Job, claim_id: int, claim: _Claim, now: datetime, deadline: float | None = None) -> Attempt:
+        """A job as part of a claim."""
+        self._unindex(job)
+        job.state = JobState.RUNNING
+        job.attempt += 1
+        job.run_lease = claim.lease
+        job.attempted_at = now
+        job.finalized_at = None
+        seconds = extras.decode(job.extra).get("deadline", deadline)
+        job.deadline_at = None if seconds is None else now + timedelta(seconds=seconds)
+        job.claim = claim_id, claim.jobs.index(job.id)
+        return Attempt(
+            0,
+            *job.claim,
+            claim.lease,
+            job.id,
+            job.queue,
+            job.priority,
+            job.kind,
+            job.args,
+            job.attempt,
+            job.max_attempts,
+            job.run_at,
+            job.created_at,
+            job.extra,
+        )
 
     def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
         """End attempts, each at most once."""

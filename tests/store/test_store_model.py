@@ -25,7 +25,7 @@ from awa_proto.outcome import Transition
 from awa_proto.plan import Op
 from awa_proto.schema import script
 from awa_proto.store import Demand, Ended, JobFilter, NewJob, Selection, Verdict
-from awa_proto.store.memory import MemoryStore
+from awa_proto.store.memory import DEFERRED, MemoryStore
 from awa_proto.store.queue import QueueStore
 from awa_proto.testing.conformance.kit import OUTCOMES
 from tests.conformance.conftest import EMPTIED
@@ -164,6 +164,27 @@ class Machine(RuleBasedStateMachine):
         assert sorted(map(self._told, got.attempts)) == sorted(self._told(a, a.id) for a in model)
         pairs = {self._ids[a.id]: a for a in got.attempts}
         return multiple(*((pairs[m.id], m) for m in model))
+
+    @rule(target=claimed, kind=st.none() | st.just("k"), queue=st.none() | QUEUES, early=st.booleans())
+    def claim_one(self, kind: str | None, queue: str | None, early: bool) -> Any:
+        got = self._real(self._queue.claim_one(1, kind=kind, queue=queue, early=early))
+        if got is None:
+            assert self._model(self._memory.claim_one(1, kind=kind, queue=queue, early=early)) is None
+            return multiple()
+        (real,) = got.attempts
+        here = [job for job in self._memory.rows if (kind or job.kind, queue or job.queue) == (job.kind, job.queue)]
+        paused = {q for q, settings in self._memory._tables.settings.items() if settings.paused}
+        now = datetime.now(UTC)
+        due = [job for job in here if job.state in {JobState.AVAILABLE, *DEFERRED} and job.run_at <= now]
+        left = [job.priority for job in due if job.queue not in paused]
+        taken = self._memory._tables.jobs[self._ids[real.id]]
+        assert (taken.run_at > now) == (not left)
+        assert taken.priority <= min(left, default=4)
+        only = self._model(self._memory.claim_one(1, id=taken.id, kind=kind, queue=queue, early=early))
+        assert only is not None
+        (model,) = only.attempts
+        assert self._told(real) == self._told(model, model.id)
+        return multiple((real, model))
 
     def _model_claims(self, queue: str, chosen: set[int]) -> list[Attempt]:
         """The model takes these very jobs."""

@@ -28,6 +28,7 @@ from awa_proto.store.queue import (
     attempts,
     bulk,
     claim,
+    claim_one,
     close,
     dead_letters,
     enqueue,
@@ -75,6 +76,17 @@ class QueueStore:
 
     def claim(self, instance: int, ring: Ring, demands: Sequence[Demand], *, advance: bool = False) -> Op[Claimed]:
         return claim.claim(self._names, instance, ring, demands, advance)
+
+    def claim_one(
+        self,
+        instance: int,
+        *,
+        id: int | None = None,
+        kind: str | None = None,
+        queue: str | None = None,
+        early: bool = False,
+    ) -> Op[Claimed | None]:
+        return claim_one.claim_one(self._names, instance, id, kind, queue, early)
 
     def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
         return attempts.record_progress(self._names, records)

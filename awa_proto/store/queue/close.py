@@ -19,7 +19,7 @@ from awa_proto.job import JobState
 from awa_proto.output import MAX_BATCH_OUTPUT_BYTES
 from awa_proto.plan import Op, Plan, Rows, Statement, Value
 from awa_proto.store import Ended, Verdict, Verdicts
-from awa_proto.store.queue.names import BODY, PROGRESSING, Names
+from awa_proto.store.queue.names import BODY, PROGRESSING, Names, own_stripe
 from awa_proto.store.queue.unique import kept, kept_out, won
 from awa_proto.unique import must_win_again
 
@@ -100,7 +100,7 @@ accepted AS MATERIALIZED (
 
 
 def _body(run_at: str) -> str:
-    return f"priority, stripe, count, max_attempts, lease, {run_at}, created_at, queue, kind, args, then_extra"
+    return f"priority, {own_stripe('stripe')}, count, max_attempts, lease, {run_at}, created_at, queue, kind, args, then_extra"
 
 
 def _duplicates(n: Names) -> str:

@@ -18,6 +18,15 @@ def body(**changes: str) -> str:
     return ", ".join(changes.get(column, column) for column in BODY.split(", "))
 
 
+ASIDE = 64
+"""Beside each stripe of a queue, of which there are at most so many, lies one for jobs that are claimed one by one."""
+
+
+def own_stripe(stripe: str) -> str:
+    """SQL: the stripe a job belongs to, which is another one than that of its row while it is aside."""
+    return f"({stripe} % {ASIDE}::smallint)"
+
+
 PROGRESSING = "(coalesce(r.extra, '{}')::jsonb || jsonb_build_object('progress', a.progress::jsonb))::json"
 """SQL: the extra of the ready row `r` with the progress of the row `a` of `attempts`."""
 

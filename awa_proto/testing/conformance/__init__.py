@@ -4,7 +4,7 @@ A scenario is an async function of a `Kit`, or of a `DatabaseKit` when it needs 
 promise of the store, its body the proof. It speaks anyio only. It is given a store without jobs, and may leave anything
 behind.
 
-    enqueue, claim, close, endings, deferred, people, unique, dead_letters, bulk, reads, queues
+    enqueue, claim, claim_one, close, endings, deferred, people, unique, dead_letters, bulk, reads, queues
                                  one concern each; most need no database
     turns, closers               the same beside transactions that are open
     ring, listening, migration   what only queue storage has
@@ -21,6 +21,7 @@ from typing import Any
 from awa_proto.testing.conformance import (
     bulk,
     claim,
+    claim_one,
     close,
     closers,
     dead_letters,
@@ -40,6 +41,7 @@ from awa_proto.testing.conformance import (
 _MODULES = (
     enqueue,
     claim,
+    claim_one,
     turns,
     close,
     closers,
