@@ -23,6 +23,10 @@ _EVENTS: dict[Outcome | None, str] = {
 }
 
 
+FOLLOWED = frozenset({"simulated"})
+"""The kinds whose jobs have follow-ups."""
+
+
 class Broken(AssertionError):
     """A promise was broken."""
 
@@ -155,6 +159,17 @@ class Accounts:
             if job.state is not JobState.RUNNING:
                 check(job.state.is_terminal, f"job {job.id} is left {job.state}")
                 self._check_end(job, expected[job.id])
+
+    def close_follow_ups(self, jobs: Sequence[JobRow], followed: Mapping[tuple[int, str], int]) -> None:
+        """Each job that its worker completed has the follow-ups it asked for, once; every other one has none."""
+        expected = {
+            (job.id, how): 1
+            for job in jobs
+            if job.state is JobState.COMPLETED and job.kind in FOLLOWED
+            for how, each in (("registered", 3), ("staged", 5))
+            if job.id % each == 0
+        }
+        check(expected == dict(followed), f"follow-ups differ: {expected.items() ^ dict(followed).items()}")
 
     def _check_end(self, job: JobRow, expected: str | None) -> None:
         claims = [claim for claim in self.claims.values() if claim.attempt.id == job.id]

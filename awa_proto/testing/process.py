@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from awa_proto.errors import DatabaseError
+from awa_proto.followup import FollowUps
+from awa_proto.intake import Intake
 from awa_proto.job import Attempt
+from awa_proto.options import EnqueueRequest
 from awa_proto.outcome import Raised, Returned
-from awa_proto.store import Claimed, Ended, Verdict
+from awa_proto.recording import Recording
+from awa_proto.store import Claimed, Ended, Verdict, Verdicts
 from awa_proto.testing.accounts import Broken, check
 from awa_proto.testing.faults import Fault, refusal, silence
-from awa_proto.testing.simulator import HOOKED, TASKS, BookedStore, Simulation, end_of, play
+from awa_proto.testing.simulator import FOLLOW_UPS, HOOKED, TASKS, BookedStore, Simulation, end_of, follows, play
 from awa_proto.worker.config import WorkerConfig
 from awa_proto.worker.events import (
     CancelJob,
@@ -67,7 +71,12 @@ class Process:
         self.config = config
         self.store = BookedStore(world.time, world.random.random, shares=world.store, notified=self._notified)
         self.machine = WorkerMachine(
-            store=self.store, tasks=TASKS, config=config, random=world.random.random, hooked=HOOKED
+            store=self.store,
+            tasks=TASKS,
+            config=config,
+            random=world.random.random,
+            hooked=HOOKED,
+            follow_ups=FollowUps(FOLLOW_UPS, Intake(TASKS, world.time)),
         )
         self.inbox: list[Event] = []
         self.handlers: dict[tuple[int, int], _Handler] = {}
@@ -135,8 +144,12 @@ class Process:
             check(self.stopped is None, "an output after Stopped")
             self._world.record(self.number, output)
             match output:
-                case StartJob(attempt=attempt, args=args):
+                case StartJob(attempt=attempt, args=args, recordings=recordings):
                     self._start(attempt, args)
+                    if attempt.id % 5 == 0:
+                        recording = Recording(attempt, None)
+                        recording.stage(follows(attempt.id), 1, EnqueueRequest({}))
+                        recordings[attempt.id, attempt.run_lease] = recording
                 case RunOp():
                     self._run(output)
                 case CancelJob(attempt=attempt):
@@ -253,7 +266,7 @@ class Process:
         world.accounts.claimed(self.number, claimed.attempts)
         return claimed
 
-    def _execute_flush(self, ended: list[Ended], flush: int, fault: Fault) -> list[Verdict] | DatabaseError:
+    def _execute_flush(self, ended: list[Ended], flush: int, fault: Fault) -> Verdicts | DatabaseError:
         if any(_is_poison(one) for one in ended):
             return DatabaseError("simulated: refused \0", "22P02")
         done = len(ended)
@@ -261,7 +274,8 @@ class Process:
             done = int(self._world.random.random() * len(ended))
         verdicts = play(self.store.finalize(ended[:done], flush))
         self._world.accounts.written(ended[:done], flush, verdicts)
-        return verdicts + [Verdict.AGAIN] * (len(ended) - done)
+        verdicts.extend([Verdict.AGAIN] * (len(ended) - done))
+        return verdicts
 
     def _done(self, run: RunOp, result: Any) -> None:
         if self.is_alive:

@@ -109,7 +109,7 @@ class _Life:
         }  # fmt: skip
         return all(
             state.is_terminal or (state is JobState.RUNNING and job_id in excused)
-            for job_id, state in self._world.store.states.items()
+            for job_id, state in self._world.states.items()
         )
 
     def idle(self) -> None:
@@ -139,6 +139,7 @@ class _Life:
         for worker in self._workers:
             check(not worker.is_alive, "a worker did not stop")
         world.accounts.close(world.rows, {number: job.expect for number, job in world.jobs.items()})
+        world.accounts.close_follow_ups(world.rows, world.followed)
 
     # what happens
 

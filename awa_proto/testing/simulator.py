@@ -21,8 +21,10 @@ from typing_extensions import override
 
 from awa_proto.errors import DatabaseError, SerializationError, TerminalError
 from awa_proto.extra import encode
-from awa_proto.job import JobRow
-from awa_proto.outcome import Cancel, Completed, Raised, RetryAfter, Returned, Snooze
+from awa_proto.followup import FollowUp, Registered
+from awa_proto.job import JobRow, JobState
+from awa_proto.options import EnqueueRequest
+from awa_proto.outcome import Cancel, Completed, Outcome, Raised, RetryAfter, Returned, Snooze
 from awa_proto.plan import Op
 from awa_proto.store import Cancelled, Ended, NewJob, Verdicts
 from awa_proto.store.memory import MemoryStore
@@ -35,6 +37,8 @@ T = TypeVar("T")
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 KIND = "simulated"
+FOLLOW = "follow"
+"""The kind of follow-ups, which lie in a queue that nobody serves."""
 
 
 class BookedStore(MemoryStore):
@@ -161,8 +165,19 @@ class Simulation:
 
     @property
     def rows(self) -> list[JobRow]:
-        """Every job."""
-        return self.store.rows
+        """Every job that a producer committed."""
+        return [row for row in self.store.rows if row.kind != FOLLOW]
+
+    @property
+    def states(self) -> dict[int, JobState]:
+        """Where each of them is."""
+        found = self.store.states
+        return {number: found[number] for number in self.jobs}
+
+    @property
+    def followed(self) -> Counter[tuple[int, str]]:
+        """How many follow-ups there are, by the job they follow and the way they were asked for."""
+        return Counter((row.args["of"], row.args["how"]) for row in self.store.rows if row.kind == FOLLOW)
 
     # what is observed
 
@@ -242,5 +257,20 @@ def _never_called(_: object) -> None:
 
 
 TASKS: Mapping[str, Task] = {KIND: Task(KIND, _never_called, _decode, is_async=True)}
+
+
+def follows(of: int) -> NewJob:
+    """The follow-up that the handler of every fifth job stages."""
+    return NewJob(FOLLOW, FOLLOW, json.dumps({"of": of, "how": "staged"}))
+
+
+def _registered(_: Mapping[str, Any], job: JobRow) -> EnqueueRequest | None:
+    """The follow-up of every third job that completes."""
+    return EnqueueRequest({"of": job.id, "how": "registered"}).kind(FOLLOW).queue(FOLLOW) if job.id % 3 == 0 else None
+
+
+FOLLOW_UPS: Registered = {
+    KIND: {Outcome.COMPLETED: (FollowUp(Outcome.COMPLETED, KIND, None, _registered, lambda _: {}),)}
+}
 HOOKED = (KIND, "nobody knows")
 """Kinds that have hooks."""

@@ -182,8 +182,8 @@ class Finalizer:
             else:
                 otherwise.append((ended.attempt.id, verdict))
         self.unwritten -= len(batch.ended) - len(again)
-        if wanted:
-            self._endings.followed_up(wanted, verdicts.inserted)
+        if wanted:  # an earlier sending whose answer was lost may have inserted them
+            self._endings.followed_up(wanted, wanted if batch.backoff.failures else verdicts.inserted)
         if otherwise:
             self._tell_otherwise(otherwise, now)
         if again:

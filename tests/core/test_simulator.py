@@ -35,7 +35,7 @@ def settled(world: Simulation, seconds: float = 10.0) -> Simulation:
 
 
 def states(world: Simulation) -> set[JobState]:
-    return set(world.store.states.values())
+    return set(world.states.values())
 
 
 def failing(name: str, error: Callable[[], DatabaseError], times: int) -> Callable[[int, RunOp], DatabaseError | None]:
@@ -302,7 +302,7 @@ def test_a_worker_with_one_slot_never_takes_a_job_of_each_stripe() -> None:
     world.insert(*[Job(takes=5.0, ordering=i) for i in range(8)])
     worker(world, QueueConfig(max_workers=1))
     world.run(2.0)
-    assert list(world.store.states.values()).count(JobState.RUNNING) == 1
+    assert list(world.states.values()).count(JobState.RUNNING) == 1
 
 
 def test_a_paused_queue_is_left_alone_and_resumed_at_once() -> None:
@@ -429,7 +429,7 @@ def test_new_results_are_written_while_a_locked_batch_waits() -> None:
     assert len(locked) > 3
     world.insert(Job())
     world.run(2.1)
-    assert world.store.states[2] is JobState.COMPLETED
+    assert world.states[2] is JobState.COMPLETED
     settled(world)
     assert states(world) == {JobState.COMPLETED}
 
@@ -442,12 +442,12 @@ def test_an_attempt_ends_at_its_deadline_and_its_slot_is_free_when_the_handler_i
     world.insert(Job(takes=9.0, deadline=1.0, max_attempts=1, is_stubborn=True), Job(takes=0.1))
     process = worker(world, QueueConfig(max_workers=1))
     world.run(3.0)
-    assert world.store.states[1] is JobState.FAILED
+    assert world.states[1] is JobState.FAILED
     assert world.rows[0].errors[-1]["error"] == "hard deadline exceeded"
     assert world.seen("cancel", 1) == pytest.approx([1.0], abs=0.01)
     assert process.machine.queues["q"].running == 1
     world.run(12.0)
-    assert world.store.states[2] is JobState.COMPLETED
+    assert world.states[2] is JobState.COMPLETED
 
 
 def test_a_cancellation_reaches_the_running_handler_and_writes_nothing() -> None:
@@ -593,7 +593,7 @@ def test_drained_is_said_when_everything_due_is_done_and_not_before() -> None:
     process = worker(world)
     process.put(DrainAsked("a"), DrainAsked("b"))
     world.run_until(lambda: process.drained == ["a", "b"], at_most=10, step=0.01)
-    assert list(world.store.states.values()).count(JobState.COMPLETED) == 25
+    assert list(world.states.values()).count(JobState.COMPLETED) == 25
     world.insert(Job(takes=0.5))
     process.put(DrainAsked("c"))
     world.run(world.now + 0.4)
