@@ -138,7 +138,8 @@ class Rule:
     exhausts: on the last attempt the job fails instead, which is the outcome EXHAUSTED.
     output: where a recorded output goes. entry: whether an error entry is added. terminal: whether that entry says so.
     gives_back: the attempt is not counted. dead_letter: why a job that fails so goes to the dead letters, where those are
-    on. Progress is cleared by completion and kept by everything else.
+    on. metric: what is counted for it, `awa.job.failed` where the job fails instead. Progress is cleared by completion and
+    kept by everything else.
     """
 
     to: JobState
@@ -149,6 +150,7 @@ class Rule:
     terminal: bool = False
     gives_back: bool = False
     dead_letter: DeadLetter | None = None
+    metric: str | None = None
 
     def on(self, attempt: Attempt) -> tuple[JobState, Outcome | None]:
         """The state and the outcome for this very attempt."""
@@ -156,24 +158,33 @@ class Rule:
             return JobState.FAILED, Outcome.EXHAUSTED
         return self.to, self.outcome
 
+    def counted(self, to: JobState) -> str | None:
+        """The metric for a job that went there."""
+        return FAILED_METRIC if to is JobState.FAILED else self.metric
 
+
+FAILED_METRIC: Final = "awa.job.failed"
 _AGAIN = Rule(
-    JobState.RETRYABLE, Outcome.RETRIED, Output.ENTRY, exhausts=True, entry=True, dead_letter=DeadLetter.EXHAUSTED
-)
+    JobState.RETRYABLE, Outcome.RETRIED, Output.ENTRY, exhausts=True, entry=True, dead_letter=DeadLetter.EXHAUSTED,
+    metric="awa.job.retried",
+)  # fmt: skip
 _FOR_GOOD = Rule(
-    JobState.FAILED, Outcome.EXHAUSTED, Output.ENTRY, entry=True, terminal=True, dead_letter=DeadLetter.TERMINAL
-)
+    JobState.FAILED, Outcome.EXHAUSTED, Output.ENTRY, entry=True, terminal=True, dead_letter=DeadLetter.TERMINAL,
+    metric=FAILED_METRIC,
+)  # fmt: skip
 TABLE: Final[dict[Ending, Rule]] = {
-    Ending.COMPLETED: Rule(JobState.COMPLETED, Outcome.COMPLETED, Output.JOB),
+    Ending.COMPLETED: Rule(JobState.COMPLETED, Outcome.COMPLETED, Output.JOB, metric="awa.job.completed"),
     Ending.RETRY_AFTER: _AGAIN,
     Ending.ERROR: _AGAIN,
     Ending.DEADLINE: dataclasses.replace(_AGAIN, output=Output.ABANDONED),
     Ending.TERMINAL: _FOR_GOOD,
-    Ending.SNOOZE: Rule(JobState.SCHEDULED, None, Output.DISCARDED, gives_back=True),
-    Ending.CANCEL: Rule(JobState.CANCELLED, Outcome.CANCELLED, Output.ENTRY, entry=True),
-    Ending.WAIT: Rule(JobState.WAITING_EXTERNAL, Outcome.WAITING_FOR_CALLBACK, Output.DISCARDED),
+    Ending.SNOOZE: Rule(JobState.SCHEDULED, None, Output.DISCARDED, gives_back=True, metric="awa.job.snoozed"),
+    Ending.CANCEL: Rule(JobState.CANCELLED, Outcome.CANCELLED, Output.ENTRY, entry=True, metric="awa.job.cancelled"),
+    Ending.WAIT: Rule(
+        JobState.WAITING_EXTERNAL, Outcome.WAITING_FOR_CALLBACK, Output.DISCARDED, metric="awa.job.waiting_external"
+    ),
     Ending.UNREGISTERED: dataclasses.replace(_FOR_GOOD, outcome=None, dead_letter=DeadLetter.NO_CALLBACK),
-    Ending.RELEASED: Rule(JobState.AVAILABLE, None, Output.ABANDONED, gives_back=True),
+    Ending.RELEASED: Rule(JobState.AVAILABLE, None, Output.ABANDONED, gives_back=True, metric="awa.job.released"),
 }
 
 

@@ -58,7 +58,7 @@ def test_the_table_of_outcomes_in_the_docs_is_the_one_the_core_acts_by() -> None
     shown = page.split("<!-- /outcomes -->")[0].split("-->")[-1].strip().splitlines()[2:]
     assert shown == [
         f"| {ending} | {rule.to} | {JobState.FAILED if rule.exhausts else rule.to} | {yes(rule.entry)}"
-        f" | {yes(not rule.gives_back)} | {rule.output} | {rule.outcome or '-'} | {rule.dead_letter or '-'} |"
+        f" | {yes(not rule.gives_back)} | {rule.output} | {rule.outcome or '-'} | {rule.dead_letter or '-'} | {rule.metric} |"
         for ending, rule in TABLE.items()
     ]
 

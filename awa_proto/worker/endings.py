@@ -22,7 +22,7 @@ from awa_proto.errors import SerializationError, TerminalError
 from awa_proto.extra import compact
 from awa_proto.followup import FollowUp, FollowUpError
 from awa_proto.job import Attempt, JobState
-from awa_proto.outcome import TABLE, Completed, Ending, Output, Raised, Returned, Transition, conclude
+from awa_proto.outcome import FAILED_METRIC, TABLE, Completed, Ending, Output, Raised, Returned, Transition, conclude
 from awa_proto.recording import Recording
 from awa_proto.store import Ended
 from awa_proto.worker.context import Context
@@ -120,6 +120,15 @@ class Endings:
             self._context.tally.count("awa.job.output_size", attributes, amount=len(recorded.encode()))
         if text is not None and not self._context.store.keeps_outputs:
             self._dropped(attempt, "canonical", 1, now)
+
+    def count(self, kind: str, queue: str, ending: Ending | None, to: JobState, times: int) -> None:
+        """So many attempts ended so, and it was written."""
+        rule = TABLE.get(ending) if ending is not None else None
+        if rule is not None and (metric := rule.counted(to)) is not None:
+            attributes = {"awa.job.kind": kind, "awa.job.queue": queue}
+            if metric == FAILED_METRIC:
+                attributes["awa.job.terminal"] = str(rule.terminal).lower()
+            self._context.tally.count(metric, attributes, times)
 
     def followed_up(self, wanted: int, inserted: int) -> None:
         """A flush with so many follow-ups was accepted, and so many of them exist by it."""

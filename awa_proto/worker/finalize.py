@@ -16,6 +16,7 @@ the store accepts what the same flush has ended before.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -165,16 +166,19 @@ class Finalizer:
         hooked = self._context.hooked
         kinds = hooked.kinds
         wanted = 0
+        endings: Counter[tuple[str, str, Ending | None, JobState]] = Counter()
         for ended, verdict in zip(batch.ended, verdicts, strict=True):
             if verdict is Verdict.ACCEPTED:
-                run_at = ended.transition.run_at
-                if run_at is not None and ended.transition.to is not JobState.AVAILABLE:
+                attempt, transition = ended.attempt, ended.transition
+                endings[attempt.kind, attempt.queue, transition.ending, transition.to] += 1
+                run_at = transition.run_at
+                if run_at is not None and transition.to is not JobState.AVAILABLE:
                     self.retry_due = run_at if self.retry_due is None else min(self.retry_due, run_at)
-                if ended.transition.entry is not None:
+                if transition.entry is not None:
                     self._tell(ended, now)
-                if kinds and ended.attempt.kind in kinds:
+                if kinds and attempt.kind in kinds:
                     hooked.ended(ended)
-                if ended.output is not None or ended.transition.entry is not None:
+                if ended.output is not None or transition.entry is not None:
                     self._endings.written(ended, now)
                 wanted += len(ended.follow_ups)
             elif verdict is Verdict.AGAIN:
@@ -182,6 +186,8 @@ class Finalizer:
             else:
                 otherwise.append((ended.attempt.id, verdict))
         self.unwritten -= len(batch.ended) - len(again)
+        for (kind, queue, ending, to), times in endings.items():
+            self._endings.count(kind, queue, ending, to, times)
         if wanted:  # an earlier sending whose answer was lost may have inserted them
             self._endings.followed_up(wanted, wanted if batch.backoff.failures else verdicts.inserted)
         if otherwise:

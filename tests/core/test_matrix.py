@@ -134,6 +134,7 @@ def test_a_row_of_the_matrix(row: tuple[str, Any, tuple[Any, ...]], is_last: boo
     ended: Ended = endings.of(of, ending, AT, 0.0, recording(of), 1.5)
     transition = ended.transition
     endings.written(ended, 0.0)
+    endings.count("k", "q", transition.ending, transition.to, 1)
 
     # what the row becomes
     assert (transition.to, transition.attempt, transition.at) == (state, number - 1 + counts, AT)
@@ -169,6 +170,16 @@ def test_a_row_of_the_matrix(row: tuple[str, Any, tuple[Any, ...]], is_last: boo
     assert dropped == ({output} if output in {"outcome", "abandoned"} else set())
     recorded = context.tally.total("awa.job.output_recorded")
     assert recorded == (output in {"job", "entry"})
+
+    # metric facts
+    counted = [
+        (metric, dict(labels).get("awa.job.terminal"))
+        for metric, labels in context.tally.counts
+        if "output" not in metric and "follow" not in metric
+    ]
+    failed = ("awa.job.failed", str(terminal).lower())
+    others = {"scheduled": "awa.job.snoozed", "available": "awa.job.released", "retryable": "awa.job.retried"}
+    assert counted == [failed if state == "failed" else (others.get(state, f"awa.job.{state}"), None)]
 
     # event and follow-ups
     assert transition.outcome == outcome
