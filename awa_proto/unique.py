@@ -153,7 +153,10 @@ def key(kind: str, *, queue: str | None, args: str | None, period: timedelta | N
 
 
 def _canonical(args: str) -> str:
-    return json.dumps(json.loads(args), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    return _write(json.loads(args))
+
+
+_write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
 
 
 def _mask(states: object) -> int:

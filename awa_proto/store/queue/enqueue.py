@@ -20,7 +20,7 @@ from awa_proto.plan import Copy, Op, Plan, Statement
 from awa_proto.store import NewJob, Unique
 from awa_proto.store.queue.names import Names
 from awa_proto.store.queue.reads import get_jobs
-from awa_proto.store.queue.unique import won
+from awa_proto.store.queue.unique import win, won
 from awa_proto.unique import refuse_repeated
 
 PROMOTE_HINT = 5.0
@@ -114,6 +114,23 @@ WITH job AS (
 SELECT ARRAY[id], now(){f", {n.wake('$2::text')}" if notify else ""} FROM job"""
 
 
+@lru_cache
+def _insert_one_keyed_sql(n: Names, notify: bool) -> str:
+    """One due job with a unique key: as `_insert_one_sql`, with $8 key, $9 states; the answer is that of `_insert_sql`."""
+    woken = f", CASE WHEN EXISTS (SELECT FROM job) THEN {n.wake('$2::text')} END" if notify else ""
+    return f"""
+WITH won AS ({win(n, f"VALUES ($8::bytea, nextval({n.text('job_id')}), $9::smallint)")}),
+job AS (
+  INSERT INTO {n.s}.ready (seg, id, stripe, kind, queue, priority, args, max_attempts, extra)
+  SELECT {n.open_segment}, id, {n.stripe("$2::text", "$7::bigint")},
+         $1::text, $2::text, $4::smallint, $3::text::json, $5::smallint, $6::text::json
+  FROM won
+  RETURNING id
+)
+SELECT ARRAY[(SELECT id FROM job)], now(),
+       ARRAY[CASE WHEN NOT EXISTS (SELECT FROM job) THEN {n.s}.unique_holder($8::bytea) END]{woken}"""
+
+
 def insert(n: Names, jobs: Sequence[NewJob], notify: bool, random: Callable[[], float], skip: bool) -> Op[list[JobRow]]:
     """Enqueue in one statement; the rows come back in the order given.
 
@@ -172,10 +189,15 @@ def _insert_keyed(n: Names, jobs: Sequence[NewJob], notify: bool, rotor: int, sk
 
 
 def _keyed_statement(n: Names, jobs: Sequence[NewJob], notify: bool, rotor: int, skip: bool) -> Statement:
+    (first, *others), silent = jobs, "" if notify else ".silent"
+    if not others and first.run_at is None and first.unique is not None:
+        number = rotor if first.ordering is None else first.ordering
+        body = (first.kind, first.queue, first.args, first.priority, first.max_attempts, first.extra, number)
+        return Statement(f"insert.unique.one{silent}", _insert_one_keyed_sql(n, notify), (*body, *first.unique))
     *columns, unique = map(list, zip(*jobs, strict=True))
     keys, states = _keys(unique)
     return Statement(
-        f"insert.unique{'' if notify else '.silent'}",
+        f"insert.unique{silent}",
         _insert_sql(n, deferring=True, notify=notify, keyed=True),
         (*columns, rotor, keys, states, skip),
     )

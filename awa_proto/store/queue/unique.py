@@ -31,13 +31,18 @@ def won(n: Names, wanted: str, name: str = "won") -> str:
 {name}_keys AS MATERIALIZED (
   SELECT DISTINCT ON (key) key, id, states FROM {wanted} WHERE key IS NOT NULL ORDER BY key, ord
 ),
-{name} AS (
+{name} AS ({win(n, f"SELECT key, id, states FROM {name}_keys ORDER BY key")})"""
+
+
+def win(n: Names, wanted: str) -> str:
+    """SQL: the statement that wins keys. wanted: gives keys, the jobs that want them, and their states."""
+    return f"""
   INSERT INTO {n.s}.unique_keys AS held (key, job_id, states)
-  SELECT key, id, states FROM {name}_keys ORDER BY key
+  {wanted}
   ON CONFLICT (key) DO UPDATE SET job_id = excluded.job_id, states = excluded.states
   WHERE held.job_id = excluded.job_id OR NOT {n.s}.unique_blocks(held.job_id, held.states)
   RETURNING job_id AS id
-)"""
+"""
 
 
 def kept_out(n: Names, jobs: str, state: str, extra: str = "extra") -> str:
