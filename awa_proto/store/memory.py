@@ -205,10 +205,15 @@ class MemoryStore:
         now = self._clock()
         tables = self._tables
         found: list[tuple[_Job, bool]] = []
+        alike: dict[bytes, _Job] = {}
         for new in jobs:
             if new.unique is not None:
+                if new.unique.key in alike:
+                    found.append((alike[new.unique.key], False))
+                    continue
                 if (held := self._held_by_another(new.unique.key)) is not None:
                     found.append((tables.jobs[held], False))
+                    alike[new.unique.key] = tables.jobs[held]
                     continue
                 tables.keys[new.unique.key] = tables.last_id + 1, new.unique.states
             due = new.run_at is None or new.run_at <= now
@@ -229,6 +234,8 @@ class MemoryStore:
             tables.jobs[job.id] = job
             self._index(job)
             found.append((job, True))
+            if new.unique is not None:
+                alike[new.unique.key] = job
         if notify:
             made = [job for job, is_new in found if is_new]
             self._wake({job.queue for job in made if job.state is JobState.AVAILABLE})

@@ -9,6 +9,7 @@ AWA_MODEL_EXAMPLES: how many runs; 30 unless said otherwise.
 
 import os
 import random
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -20,14 +21,16 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multip
 from typing_extensions import override
 
 from awa_proto import extra as extras
+from awa_proto.errors import UniqueConflict
 from awa_proto.job import Attempt, JobRow, JobState
 from awa_proto.outcome import Transition
 from awa_proto.plan import Op
 from awa_proto.schema import script
-from awa_proto.store import Demand, Ended, JobFilter, NewJob, Selection, Verdict
+from awa_proto.store import Demand, Ended, JobFilter, NewJob, Selection, Unique, Verdict
 from awa_proto.store.memory import DEFERRED, MemoryStore
 from awa_proto.store.queue import QueueStore
 from awa_proto.testing.conformance.kit import OUTCOMES
+from awa_proto.unique import DEFAULT_STATES, keeps_out, mask
 from tests.conformance.conftest import EMPTIED
 from tests.conformance.session import BlockingSession, connect
 
@@ -45,6 +48,20 @@ TIMES = st.one_of(
     st.integers(0, 50).map(lambda days: FAR_OFF + timedelta(days=days)),
 )
 EXTRAS = st.sampled_from([None, extras.encode(metadata={"m": 1}, tags=["t"]), extras.encode(deadline=90.0)])
+WAITING_KEYS = st.builds(
+    Unique,
+    st.sampled_from([b"a" * 16, b"b" * 16, b"c" * 16]),
+    st.just(mask({JobState.SCHEDULED, JobState.AVAILABLE, JobState.RETRYABLE})),
+)
+KEYS = st.one_of(
+    st.none(),
+    WAITING_KEYS,
+    st.builds(
+        Unique,
+        st.sampled_from([b"a" * 16, b"b" * 16, b"c" * 16]),
+        st.sampled_from([mask(DEFAULT_STATES), mask(set(JobState) - {JobState.CANCELLED}), mask({JobState.COMPLETED})]),
+    ),
+)
 DUE = st.integers(0, 50).map(lambda days: LONG_AGO + timedelta(days=days))
 
 
@@ -108,6 +125,7 @@ class Machine(RuleBasedStateMachine):
             row.tags,
             row.dlq_reason,
             row.dlq_at is None,
+            row.unique_key,
             marks,
         )
 
@@ -115,28 +133,71 @@ class Machine(RuleBasedStateMachine):
 
     @rule(
         jobs=st.lists(
-            st.tuples(QUEUES, PRIORITIES, TIMES, EXTRAS, st.sampled_from(["k", "l"])), min_size=1, max_size=6
+            st.tuples(QUEUES, PRIORITIES, TIMES, EXTRAS, st.sampled_from(["k", "l"]), KEYS), min_size=1, max_size=6
         ),
         copied=st.booleans(),
+        skip=st.booleans(),
     )
-    def insert(self, jobs: list[tuple[str, int, datetime | None, str | None, str]], copied: bool) -> None:
+    def insert(self, jobs: list[Any], copied: bool, skip: bool) -> None:
         new = [
-            NewJob(kind, queue, "{}", priority, 9, run_at, extra, None) for queue, priority, run_at, extra, kind in jobs
+            NewJob(kind, queue, "{}", priority, 9, run_at, extra, None)
+            if unique is None
+            else NewJob(kind, queue, "{}", priority, 9, run_at, extras.with_unique(extra, *unique), None, unique)
+            for queue, priority, run_at, extra, kind, unique in jobs
         ]
         if copied:
             before = max(self._ids, default=0)
-            assert self._real(self._queue.copy(new)) == self._model(self._memory.copy(new)) == len(new)
+            known = len(self._memory.rows)
+            copies = self._both(lambda store: store.copy(new, skip=skip))
+            if copies is None:
+                return
+            assert copies[0] == copies[1]
+            made = self._memory.rows[known:]
+            if all(job.unique is None for job in new):  # due ones are copied first, then the others
+                made.sort(key=lambda row: row.state is JobState.SCHEDULED)
             rows = self._real(self._queue.list_jobs(JobFilter(limit=1000)))
             reals = sorted(row.id for row in rows if row.id > before)
-            # due ones are copied first, then the others
-            order = [n for n, job in enumerate(new) if job.run_at is None or job.run_at < FAR_OFF]
-            order += [n for n, job in enumerate(new) if not (job.run_at is None or job.run_at < FAR_OFF)]
-            first = self._memory._tables.last_id - len(new) + 1
-            self._ids |= {real: first + n for real, n in zip(reals, order, strict=True)}
-        else:
-            real, model = self._real(self._queue.insert(new)), self._model(self._memory.insert(new))
+            self._ids |= {real: row.id for real, row in zip(reals, made, strict=True)}
+        elif (both := self._both(lambda store: store.insert(new, skip=skip))) is not None:
+            real, model = both
             self._ids |= {r.id: m.id for r, m in zip(real, model, strict=True)}
             assert [self._seen(r) for r in real] == [self._seen(m, m.id) for m in model]
+            assert [r.existed for r in real] == [m.existed for m in model]
+
+    @rule(target=claimed, unique=WAITING_KEYS, queue=QUEUES)
+    def a_newer_job_while_one_runs(self, unique: Unique, queue: str) -> Any:
+        """What random steps seldom come to: a job that keeps others out while it waits, claimed, and then another one."""
+        self.insert([(queue, 1, LONG_AGO, None, "k", unique)], copied=False, skip=True)
+        claimed = self.claim(queue, 8, 0.0, advance=False)
+        self.insert([(queue, 4, None, None, "k", unique)], copied=False, skip=True)
+        return claimed
+
+    def _both(self, op: Callable[[Any], Op[Any]]) -> tuple[Any, Any] | None:
+        """What both answer; None when both meet the same conflict."""
+        answers: list[Any] = []
+        for run, store in ((self._real, self._queue), (self._model, self._memory)):
+            try:
+                answers.append(run(op(store)))
+            except UniqueConflict as conflict:
+                id = conflict.job_id
+                answers.append((id if id is None or store is self._memory else self._ids[id], conflict.index))
+                continue
+            answers[-1] = [answers[-1]]
+        real, model = answers
+        if isinstance(real, tuple) or isinstance(model, tuple):
+            assert real == model
+            return None
+        return real[0], model[0]
+
+    @invariant()
+    def of_jobs_with_one_key_one_is_in_its_states(self) -> None:
+        """As far as a job comes into them with its key: nobody is asked at a claim or a completion."""
+        found: dict[bytes, int] = {}
+        for row in self._memory.rows:
+            unique = extras.unique_of(row.extra_json)
+            asked = row.state not in {JobState.RUNNING, JobState.COMPLETED}
+            if unique is not None and asked and keeps_out(unique[1], row.state):
+                assert found.setdefault(unique[0], row.id) == row.id
 
     # the worker
 
@@ -219,6 +280,10 @@ class Machine(RuleBasedStateMachine):
         """Fresh and stale ones, each once; sometimes sent again."""
         self._flush += 1
         unique = {real: (model, to, due, failed) for (real, model), to, due, failed in bite}
+        alike = {
+            extras.unique_of(real.extra) or real.id: real for real in unique
+        }  # which of several goes first is open
+        unique = {real: unique[real] for real in alike.values()}
         reals: list[Ended] = []
         models: list[Ended] = []
         at = datetime.now(UTC)
@@ -262,8 +327,9 @@ class Machine(RuleBasedStateMachine):
     def retry(self, number: int) -> None:
         if (id := self._id(number)) is not None:
             model = self._ids[id]
-            seen = self._seen(self._real(self._queue.retry(id)))
-            assert seen == self._seen(self._model(self._memory.retry(model)), model)
+            both = self._both(lambda store: store.retry(id if store is self._queue else model))
+            if both is not None:
+                assert self._seen(both[0]) == self._seen(both[1], model)
 
     @rule(number=st.integers(0, 999), queue=st.none() | QUEUES, priority=st.none() | PRIORITIES)
     def move(self, number: int, queue: str | None, priority: int | None) -> None:
