@@ -612,17 +612,18 @@ class MemoryStore:
 
     def retry_all_from_dlq(self, which: Selection) -> Op[int]:
         """Dead letters run again, the lowest ids first."""
+        return _op(
+            "retry_all_from_dlq", lambda: self._retry_all(self._letters(which)[: which.limit]), safe_to_retry=True
+        )
 
-        def act() -> int:
-            jobs = self._letters(which)[: which.limit]
-            count = 0
-            for job in reversed(jobs):  # of those with one unique key the newest gets it
-                if self._wins_again(job, JobState.AVAILABLE):
-                    self._run_again([job])
-                    count += 1
-            return count
-
-        return _op("retry_all_from_dlq", act, safe_to_retry=True)
+    def _retry_all(self, jobs: Sequence[_Job]) -> int:
+        """Those that get their unique keys again run again; of several with one key the newest does."""
+        count = 0
+        for job in reversed(jobs):
+            if self._wins_again(job, JobState.AVAILABLE):
+                self._run_again([job])
+                count += 1
+        return count
 
     def move_to_dlq(self, id: int) -> Op[JobRow | None]:
         """A failed job becomes a dead letter."""
@@ -676,13 +677,7 @@ class MemoryStore:
 
     def retry_failed(self, which: Selection) -> Op[int]:
         """Failed jobs run again, the lowest ids first."""
-
-        def act() -> int:
-            jobs = self._failed(which)[: which.limit]
-            self._run_again(jobs)
-            return len(jobs)
-
-        return _op("retry_failed", act, safe_to_retry=True)
+        return _op("retry_failed", lambda: self._retry_all(self._failed(which)[: which.limit]), safe_to_retry=True)
 
     def discard_failed(self, which: Selection) -> Op[int]:
         """Failed jobs are gone for good."""

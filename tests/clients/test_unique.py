@@ -12,7 +12,8 @@ import pytest
 
 import awa_asyncio
 import awa_proto as awa
-from tests.clients.test_clients import Add, Scenario, run
+from tests.clients.test_clients import Add, run
+from tests.flavours import Scenario
 
 __all__ = ["run"]
 

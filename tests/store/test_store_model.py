@@ -343,10 +343,11 @@ class Machine(RuleBasedStateMachine):
     )
     def one(self, number: int, call: str) -> None:
         if (id := self._id(number)) is not None:
-            real, model = (
-                self._real(getattr(self._queue, call)(id)),
-                self._model(getattr(self._memory, call)(self._ids[id])),
-            )
+            own = self._ids[id]
+            both = self._both(lambda store: getattr(store, call)(id if store is self._queue else own))
+            if both is None:
+                return
+            real, model = both
             if isinstance(model, JobRow):
                 real, model = self._seen(real), self._seen(model, model.id)
             assert real == model

@@ -155,7 +155,7 @@ def retry_from_dlq(n: Names, id: int, run_at: datetime | None) -> Op[JobRow | No
         rows = yield Statement("retry_from_dlq", _retry_sql(n), (id, run_at))
         if rows:
             return job_row(rows[0][:18])
-        if (other := (yield from rival(n, id))) is not None:
+        if (other := (yield from rival(n, id, "dlq"))) is not None:
             raise UniqueConflict(other)
         return None
 

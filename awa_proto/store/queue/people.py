@@ -211,7 +211,7 @@ def retry(n: Names, id: int) -> Op[JobRow | None]:
         rows = yield Statement("retry", _retry_sql(n), (id,))
         if rows:
             return job_row(rows[0][:18])
-        if (other := (yield from rival(n, id))) is not None:
+        if (other := (yield from rival(n, id, "failed", "dlq"))) is not None:
             raise UniqueConflict(other)
         return None
 

@@ -67,17 +67,17 @@ def kept(jobs: str, state: str, extra: str = "extra") -> str:
     )
 
 
-def rival(n: Names, id: int) -> Plan[int | None]:
-    """The job that keeps a failed or cancelled one from running again, if one does."""
-    rows = yield Statement("unique.rival", _rival_sql(n), (id,))
+def rival(n: Names, id: int, *tables: str) -> Plan[int | None]:
+    """The job whose key keeps a job of these tables from running again, if there is one."""
+    rows = yield Statement(f"unique.rival.{'.'.join(tables)}", _rival_sql(n, tables), (id,))
     return rows[0][0] if rows else None
 
 
 @lru_cache
-def _rival_sql(n: Names) -> str:
+def _rival_sql(n: Names, tables: tuple[str, ...]) -> str:
+    jobs = " UNION ALL ".join(f"SELECT id, extra FROM {n.s}.{table} WHERE id = $1::bigint" for table in tables)
     return f"""
-SELECT u.job_id FROM (
-  SELECT id, extra FROM {n.s}.failed WHERE id = $1::bigint UNION ALL SELECT id, extra FROM {n.s}.dlq WHERE id = $1::bigint) j
+SELECT u.job_id FROM ({jobs}) j
 JOIN {n.s}.unique_keys u ON u.key = decode(j.extra->'unique'->>0, 'hex')
 WHERE u.job_id <> j.id AND {n.s}.unique_blocks(u.job_id, u.states)"""
 
