@@ -618,12 +618,17 @@ class MemoryStore:
 
     def _retry_all(self, jobs: Sequence[_Job]) -> int:
         """Those that get their unique keys again run again; of several with one key the newest does."""
-        count = 0
+        back: list[_Job] = []
+        taken: set[bytes] = set()
         for job in reversed(jobs):
-            if self._wins_again(job, JobState.AVAILABLE):
-                self._run_again([job])
-                count += 1
-        return count
+            unique = extras.unique_of(job.extra)
+            if unique is not None and keeps_out(unique[1], JobState.AVAILABLE):
+                if unique[0] in taken or not self._wins_again(job, JobState.AVAILABLE):
+                    continue
+                taken.add(unique[0])
+            back.append(job)
+        self._run_again(back[::-1])
+        return len(back)
 
     def move_to_dlq(self, id: int) -> Op[JobRow | None]:
         """A failed job becomes a dead letter."""
