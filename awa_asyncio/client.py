@@ -34,6 +34,7 @@ from awa_asyncio.tasks import Tasks
 from awa_asyncio.worker import Worker
 from awa_proto.application import Application, known_dsn
 from awa_proto.blocking import BlockingClient
+from awa_proto.driving import otel
 from awa_proto.driving.awaited import bind
 from awa_proto.driving.per_loop import PerLoop
 from awa_proto.errors import ConfigurationError, ValidationError
@@ -106,6 +107,7 @@ class Client(Tasks):
             dead_letters=dead_letters,
             random=random.random,
             now=partial(datetime.now, UTC),
+            traceparent=otel.traceparent,
         )
         self._opened: PerLoop[asyncio.AbstractEventLoop, Database] = PerLoop(_has_ended)
         self._hook_runners: PerLoop[asyncio.AbstractEventLoop, HookRunner] = PerLoop(_has_ended)
@@ -222,6 +224,7 @@ class Client(Tasks):
             new_job=self._job_maker(),
             capacity=sum(queue.max_workers for queue in config.queues.values()),
             happened=self._hook_runner().tell,
+            tracer=otel.tracer(),
         )
 
     async def run(

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar, assert_never
 
+from awa_proto.driving.otel import traced, traced_awaited
 from awa_proto.driving.threads import Threads
 from awa_proto.driving.working import (
     NOTHING,
@@ -35,6 +36,7 @@ from awa_proto.errors import DatabaseError, SchemaNotMigrated
 from awa_proto.events import AnyEvent
 from awa_proto.job import Attempt
 from awa_proto.outcome import Raised, Returned, Seconds, seconds
+from awa_proto.tracing import Tracer
 from awa_proto.worker.events import (
     CancelJob,
     DrainAsked,
@@ -77,6 +79,7 @@ class Worker:
         new_job: Callable[[StartJob], RunningJob],
         capacity: int,
         happened: Callable[[AnyEvent], object] = nobody_listens,
+        tracer: Tracer | None = None,
     ) -> None:
         """Made by `Client.worker`.
 
@@ -87,12 +90,14 @@ class Worker:
             new_job: Makes what a handler is called with, a blocking one when the task is not async.
             capacity: Most handlers at the same time, and so the most threads.
             happened: Told each event of a kind that has hooks; returns at once and raises nothing.
+            tracer: Makes a span of each attempt.
         """
         self._machine = machine
         self._database = database
         self._channel = channel
         self._new_job = new_job
         self._happened = happened
+        self._tracer = tracer
         self._inbox: list[Event] = []
         self._waiter: asyncio.Future[None] | None = None
         self._running: dict[Fence, tuple[RunningJob, asyncio.Task[None] | None]] = {}
@@ -251,7 +256,10 @@ class Worker:
 
     async def _run_job(self, start: StartJob, job: RunningJob, fence: Fence) -> None:
         try:
-            value = await start.task.handler(job)
+            if self._tracer is None:
+                value = await start.task.handler(job)
+            else:
+                value = await traced_awaited(self._tracer, start, job)
         except BaseException as error:  # noqa: BLE001  a handler ends its job, never its worker
             self._interrupted(error)
             event = JobEnded(start.attempt, Raised(error))
@@ -266,7 +274,10 @@ class Worker:
         start, job = item
         ended: Returned | Raised
         try:
-            ended = Returned(self._context.copy().run(start.task.handler, job))
+            if self._tracer is None:
+                ended = Returned(self._context.copy().run(start.task.handler, job))
+            else:
+                ended = Returned(self._context.copy().run(traced, self._tracer, start, job))
         except BaseException as error:  # noqa: BLE001  as in _run_job
             ended = Raised(error)
         job.seal()

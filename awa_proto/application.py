@@ -34,7 +34,7 @@ class Application:
     tasks: objects that hold a Registry, as Tasks of each package does. schema: where the store is.
     dsn, readable: the DSN, and what raises ConfigurationError when the adapter cannot read one.
     statement_timeout, max_size, dead_letters: as the clients say. random: floats in [0, 1), for everything that wants chance.
-    now: the time of the host.
+    now: the time of the host. traceparent: the trace context of whoever calls, or None.
 
     Raises ValidationError naming what is wrong, also when two registries have handlers for one kind.
     """
@@ -52,6 +52,7 @@ class Application:
         dead_letters: bool,
         random: Callable[[], float],
         now: Callable[[], datetime],
+        traceparent: Callable[[], str | None],
     ) -> None:
         quoted(text("schema", schema))
         if dsn is not None:
@@ -66,7 +67,9 @@ class Application:
         self.registry = registry
         self.schema = schema
         self.store = QueueStore(schema, random=random)
-        self.operations: Operations[Any] = Operations(self.store, registry.tasks, schema, now, registry.hooks)
+        self.operations: Operations[Any] = Operations(
+            self.store, registry.tasks, schema, now, registry.hooks, traceparent
+        )
         self._random = random
 
     def load(self) -> None:

@@ -1,18 +1,22 @@
 """What few jobs have, in one nullable column: `extra`, a JSON object kept as text and carried whole from table to table.
 
 Keys, each present only when not empty: `metadata` (object), `tags` (list of text), `errors` (list of entries),
-`progress` (object), `deadline` (seconds an attempt may run), `unique` (its key in hexadecimal, and its states as a mask). A
-plain job has no extra at all, which keeps its row short.
+`progress` (object), `deadline` (seconds an attempt may run), `unique` (its key in hexadecimal, and its states as a mask),
+`ran` (true: an attempt ran of which nothing else tells; only of jobs with a trace context). A plain job has no extra at all,
+which keeps its row short.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 MAX_ERRORS = 50
 """Most error entries kept: the first, and the latest, so that a job retried for months does not grow."""
+TRACEPARENT: Final = "awa:traceparent"
+"""The key of metadata under which a job has the trace context it was enqueued in."""
+_METADATA: Final = '{"metadata":{'
 
 
 def compact(value: object) -> str:
@@ -45,6 +49,22 @@ def with_unique(extra: str | None, key: bytes, states: int) -> str:
     return f"{extra[:-1]},{own}}}" if extra else f"{{{own}}}"
 
 
+def with_traceparent(extra: str | None, traceparent: str) -> str:
+    """The extra of a new job, as `encode` gives it, with a trace context first in its metadata."""
+    own = f'{_METADATA}"{TRACEPARENT}":"{traceparent}"'
+    if extra is None:
+        return f"{own}}}}}"
+    return f"{own},{extra[len(_METADATA) :]}" if extra.startswith(_METADATA) else f"{own}}},{extra[1:]}"
+
+
+def traceparent_of(extra: str | None) -> str | None:
+    """The trace context of a job, if it has one that is text."""
+    if extra is None or TRACEPARENT not in extra:  # decoding is dearer
+        return None
+    found = decode(extra).get("metadata", {}).get(TRACEPARENT)
+    return found if isinstance(found, str) else None
+
+
 def unique_of(extra: str | None) -> tuple[bytes, int] | None:
     """The unique key of a job and its states as a mask."""
     if extra is None or '"unique":[' not in extra:  # decoding is dearer
@@ -71,15 +91,20 @@ def without_outputs(extra: str | None) -> str | None:
     return compact(body)
 
 
-def after_attempt(extra: str | None, entry: Mapping[str, Any] | None, progress: str | None) -> str | None:
+def after_attempt(
+    extra: str | None, entry: Mapping[str, Any] | None, progress: str | None, *, unseen: bool = False
+) -> str | None:
     """The extra of a job after an attempt that did not complete; None when the attempt changes nothing of it.
 
     entry: the error entry added; it comes last, the list stays bounded, and an entry with an output takes those of the
-    others. progress: JSON text the attempt recorded, or None.
+    others. progress: JSON text the attempt recorded, or None. unseen: neither an entry nor a count will tell that it ran.
     """
-    if entry is None and progress is None:
+    unseen = unseen and extra is not None and TRACEPARENT in extra
+    if entry is None and progress is None and not unseen:
         return None
     body = decode(extra)
+    if unseen:
+        body["ran"] = True
     if progress is not None:
         body["progress"] = json.loads(progress)
     if entry is None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, 
 from awa_proto.args import JobArgs, decoder, kind_of
 from awa_proto.error_text import describe
 from awa_proto.errors import AwaError, SerializationError, ValidationError
+from awa_proto.extra import traceparent_of
 from awa_proto.intake import Intake
 from awa_proto.job import JobRow
 from awa_proto.options import EnqueueRequest, name
@@ -105,7 +106,7 @@ class FollowUps:
             try:
                 wanted = follow_up.function(args, job, *_context(ended, outcome))
                 if wanted is not None:
-                    made.append(self._intake.one(wanted, {})[0])
+                    made.append(self._intake.one(wanted, {}, traceparent_of(ended.attempt.extra))[0])
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # a function of theirs ends its attempt, never the worker

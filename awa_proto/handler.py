@@ -214,7 +214,9 @@ class JobBase(Generic[A_co, C_co]):
         recording = self._recording()
         try:
             request = requested(args, options)
-            new, size = cast("HasOperations", self._client).operations.intake.staged(request)
+            operations = cast("HasOperations", self._client).operations
+            traceparent = operations.traceparent() or extra.traceparent_of(self._attempt.extra)
+            new, size = operations.intake.staged(request, traceparent)
         except Exception as error:
             raise recording.refuse(
                 StagingError.Invalid(f"the follow-up cannot be staged: {describe(error)}")
@@ -229,6 +231,11 @@ class JobBase(Generic[A_co, C_co]):
     def is_cancelled(self) -> bool:
         """Whether the handler is asked to stop: the job was cancelled, its deadline passed, or the worker stops."""
         return self._cancelled is not None
+
+    @property
+    def cancel_reason(self) -> Reason | None:
+        """Why it is asked to stop: "cancelled", "deadline" or "shutdown"; None while it is not."""
+        return self._cancelled
 
     def mark_cancelled(self, reason: Reason) -> None:
         """Let `is_cancelled()` be true from now on. Called by the worker; any thread may."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
 
+from awa_proto import extra as extras
 from awa_proto import unique
 from awa_proto.args import JobArgs
 from awa_proto.errors import SerializationError, ValidationError
@@ -23,6 +24,8 @@ class Intake:
     """Makes jobs for one client.
 
     tasks: the kinds it knows, as they are when a job is made. now: the time of the host, for periods of unique jobs.
+
+    The `traceparent` of a call is the trace context that its jobs belong to, unless their metadata name another; or None.
     """
 
     def __init__(self, tasks: Mapping[str, Task], now: Callable[[], datetime]) -> None:
@@ -30,36 +33,43 @@ class Intake:
         self._now = now
         self._large: set[str] = set()
 
-    def one(self, args: JobArgs | EnqueueRequest, options: InsertOpts) -> tuple[NewJob, bool]:
+    def one(
+        self, args: JobArgs | EnqueueRequest, options: InsertOpts, traceparent: str | None = None
+    ) -> tuple[NewJob, bool]:
         """A job, and whether workers are to be told of it. Raises ValidationError."""
         if isinstance(args, EnqueueRequest):
-            return self.one(args.args, _together(options, args.options))
-        checked = self.checked(options)
+            return self.one(args.args, _together(options, args.options), traceparent)
+        checked = self.checked(options, traceparent)
         return self._maker(checked)(args), checked.notify
 
-    def checked(self, options: InsertOpts) -> Options:
+    def checked(self, options: InsertOpts, traceparent: str | None = None) -> Options:
         """The options of a call. Raises ValidationError."""
-        return Options.of(options, self._now)
+        return Options.of(options, self._now, traceparent)
 
-    def staged(self, request: EnqueueRequest) -> tuple[NewJob, int]:
+    def staged(self, request: EnqueueRequest, traceparent: str | None = None) -> tuple[NewJob, int]:
         """A follow-up, and how many bytes of its kind, queue, args, metadata, tags and ordering key there are."""
         options = request.options
         checked = self.checked(options)
         job = self._maker(checked)(request.args)
         key = options.get("ordering_key") or ""
         texts = (job.kind, job.queue, job.args, checked.extra or "")
-        return job, sum(len(text.encode()) for text in texts) + len(key if isinstance(key, bytes) else key.encode())
+        size = sum(len(text.encode()) for text in texts) + len(key if isinstance(key, bytes) else key.encode())
+        if traceparent is not None and extras.TRACEPARENT not in (options.get("metadata") or {}):
+            job = job._replace(extra=extras.with_traceparent(job.extra, traceparent))
+        return job, size
 
-    def many(self, jobs: Iterable[JobArgs | EnqueueRequest], options: InsertOpts) -> tuple[list[NewJob], bool]:
+    def many(
+        self, jobs: Iterable[JobArgs | EnqueueRequest], options: InsertOpts, traceparent: str | None = None
+    ) -> tuple[list[NewJob], bool]:
         """The jobs of a batch, and whether workers are to be told. A ValidationError names the job: `jobs[3].args`."""
-        common = self.checked(options)
+        common = self.checked(options, traceparent)
         wake = False
         make = self._maker(common)
         new: list[NewJob] = []
         for index, job in enumerate(self.listed(jobs)):
             try:
                 if isinstance(job, EnqueueRequest):
-                    made, wants = self.one(job, options)
+                    made, wants = self.one(job, options, traceparent)
                 else:
                     made, wants = make(job), common.notify
             except ValidationError as error:

@@ -44,12 +44,17 @@ _MOST_ASKS = 10
 _BIGINT = 2**63 - 1
 
 
+def _untraced() -> None:
+    """The trace context where nothing is traced."""
+
+
 class Operations(Generic[C]):
     """The calls of a client whose jobs are in one store, generic over the connections that `using=` takes.
 
     tasks: the kinds the client knows, as they are when a job is enqueued. schema: where `migrate` creates the store.
     now: the time of the host, for the periods of unique jobs.
     hooked: the kinds that have hooks, as they are when something is done to a job.
+    traceparent: asked once a call for the trace context of its caller, which its jobs get; None for none.
     """
 
     def __init__(
@@ -59,8 +64,10 @@ class Operations(Generic[C]):
         schema: str,
         now: Callable[[], datetime],
         hooked: Collection[str] = (),
+        traceparent: Callable[[], str | None] = _untraced,
     ) -> None:
         self._store = store
+        self.traceparent = traceparent
         self.intake = Intake(tasks, now)
         self._hooked = hooked
         self._schema = schema
@@ -118,7 +125,7 @@ class Operations(Generic[C]):
             "ordering_key": ordering_key, "notify": notify,
         }  # fmt: skip
         skip = _skips(on_conflict)
-        job, wake = self.intake.one(args, options)
+        job, wake = self.intake.one(args, options, self.traceparent())
         return _only(self._store.insert([job], notify=wake, skip=skip)).on(using)
 
     def insert_many(
@@ -157,7 +164,7 @@ class Operations(Generic[C]):
             "ordering_key": ordering_key, "notify": notify,
         }  # fmt: skip
         skip = _skips(on_conflict)
-        new, wake = self.intake.many(jobs, options)
+        new, wake = self.intake.many(jobs, options, self.traceparent())
         return self._store.insert(new, notify=wake, skip=skip).on(using)
 
     def enqueue_many(
@@ -197,9 +204,9 @@ class Operations(Generic[C]):
         given = self.intake.listed(jobs)
         plain = run_at is None and unique_opts is None
         if given and plain and not any(isinstance(job, EnqueueRequest) for job in given):
-            checked = self.intake.checked(options)
+            checked = self.intake.checked(options, self.traceparent())
             return self._store.copy(self.intake.on_the_way(given, checked), notify=checked.notify, skip=skip)
-        new, wake = self.intake.many(given, options)
+        new, wake = self.intake.many(given, options, self.traceparent())
         return self._store.copy(new, notify=wake, skip=skip)
 
     # what a handler says of its attempt

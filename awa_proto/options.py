@@ -35,7 +35,6 @@ DEFAULT_QUEUE: Final = "default"
 _INFINITIES: Final = (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
 """What asyncpg writes as -infinity and infinity, and no job is due at."""
 _RESERVED: Final = ("awa:", "_awa_")
-_PERMITTED: Final = "awa:traceparent"
 
 
 class InsertOpts(TypedDict, total=False):
@@ -141,10 +140,11 @@ class Options:
     due: datetime | None
 
     @classmethod
-    def of(cls, options: InsertOpts, now: Callable[[], datetime]) -> Options:
+    def of(cls, options: InsertOpts, now: Callable[[], datetime], traceparent: str | None = None) -> Options:
         """Check every option. Raises ValidationError naming the first one that is refused, and its limit.
 
         now: asked for jobs that are unique within a period and say no time.
+        traceparent: the trace context of the call, which its metadata get unless they say another one.
         """
         if not isinstance(options, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValidationError("options", f"a mapping is needed, not {type(options).__name__}")
@@ -156,17 +156,21 @@ class Options:
         if not isinstance(notify, bool) and notify is not None:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValidationError("notify", f"True or False is needed, not {type(notify).__name__}")
         run_at, unique = instant("run_at", get("run_at")), get("unique_opts")
+        metadata = _metadata(get("metadata"))
+        extra = extras.encode(
+            metadata=metadata,
+            tags=() if tags is None else _tags(tags),
+            deadline=None if deadline is None else positive_seconds("deadline_duration", deadline),
+        )
+        if traceparent is not None and (metadata is None or extras.TRACEPARENT not in metadata):
+            extra = extras.with_traceparent(extra, traceparent)
         return cls(
             kind=None if kind is None else name("kind", kind),
             queue=None if queue is None else name("queue", queue),
             priority=2 if priority is None else whole("priority", priority, 1, MAX_PRIORITY),
             max_attempts=25 if max_attempts is None else whole("max_attempts", max_attempts, 1, MAX_ATTEMPTS),
             run_at=run_at,
-            extra=extras.encode(
-                metadata=_metadata(get("metadata")),
-                tags=() if tags is None else _tags(tags),
-                deadline=None if deadline is None else positive_seconds("deadline_duration", deadline),
-            ),
+            extra=extra,
             ordering=_ordering(get("ordering_key")),
             notify=notify is not False,
             unique=None if unique is None else Uniqueness.of(unique),
@@ -307,7 +311,7 @@ def _metadata(value: object) -> dict[str, Any] | None:
     if not value:
         return None
     for key in value:
-        if isinstance(key, str) and key.startswith(_RESERVED) and key != _PERMITTED:
+        if isinstance(key, str) and key.startswith(_RESERVED) and key != extras.TRACEPARENT:
             raise ValidationError(
                 "metadata", f"the key {key[:MAX_NAME]!r} is reserved: keys may not begin with awa: or _awa_"
             )

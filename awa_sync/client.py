@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 
 from awa_proto.application import Application, known_dsn
 from awa_proto.binding import bind
+from awa_proto.driving import otel
 from awa_proto.driving.given import check_libpq_dsn
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.events import AnyEvent
@@ -90,6 +91,7 @@ class Client(Tasks):
             dead_letters=dead_letters,
             random=random.random,
             now=partial(datetime.now, UTC),
+            traceparent=otel.traceparent,
         )
         self._opened: Database | None = None
         self._opening = threading.Lock()
@@ -209,6 +211,7 @@ class Client(Tasks):
             new_job=self._job_maker(),
             capacity=sum(queue.max_workers for queue in config.queues.values()),
             happened=self._hook_runner.tell,
+            tracer=otel.tracer(),
         )
 
     def run(

@@ -22,6 +22,7 @@ from threading import Thread
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeVar, assert_never
 
+from awa_proto.driving.otel import traced
 from awa_proto.driving.threads import Threads
 from awa_proto.driving.working import (
     NOTHING,
@@ -37,6 +38,7 @@ from awa_proto.errors import DatabaseError, SchemaNotMigrated
 from awa_proto.events import AnyEvent
 from awa_proto.outcome import Raised, Returned, Seconds, seconds
 from awa_proto.plan import Op
+from awa_proto.tracing import Tracer
 from awa_proto.worker.events import (
     CancelJob,
     DrainAsked,
@@ -93,6 +95,7 @@ class Worker:
         new_job: Callable[[StartJob], RunningJob],
         capacity: int,
         happened: Callable[[AnyEvent], object] = nobody_listens,
+        tracer: Tracer | None = None,
     ) -> None:
         """Made by `Client.worker`.
 
@@ -103,12 +106,14 @@ class Worker:
             new_job: Makes what a handler is called with.
             capacity: Most handlers at the same time, and so the most threads.
             happened: Told each event of a kind that has hooks; returns at once and raises nothing.
+            tracer: Makes a span of each attempt.
         """
         self._machine = machine
         self._database = database
         self._channel = channel
         self._new_job = new_job
         self._happened = happened
+        self._tracer = tracer
         self._inbox: SimpleQueue[Event] = SimpleQueue()
         self._running: dict[Fence, RunningJob] = {}
         self._threads: Threads[tuple[StartJob, RunningJob]] = Threads(capacity, self._run_job, "awa handler")
@@ -261,7 +266,10 @@ class Worker:
         """A handler, in a thread of the pool."""
         start, job = item
         try:
-            value = self._context.copy().run(start.task.handler, job)
+            if self._tracer is None:
+                value = self._context.copy().run(start.task.handler, job)
+            else:
+                value = self._context.copy().run(traced, self._tracer, start, job)
         except BaseException as error:  # noqa: BLE001  a handler ends its job, never its worker
             if isinstance(error, KeyboardInterrupt):
                 self._interrupt = error

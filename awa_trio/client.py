@@ -20,6 +20,7 @@ import trio
 
 from awa_proto.application import Application, known_dsn
 from awa_proto.blocking import BlockingClient
+from awa_proto.driving import otel
 from awa_proto.driving.awaited import bind
 from awa_proto.driving.given import check_libpq_dsn
 from awa_proto.driving.per_loop import PerLoop
@@ -93,6 +94,7 @@ class Client(Tasks):
             dead_letters=dead_letters,
             random=random.random,
             now=partial(datetime.now, UTC),
+            traceparent=otel.traceparent,
         )
         self._opened: PerLoop[trio.lowlevel.TrioToken, Database] = PerLoop(_has_ended)
         self._hook_runners: PerLoop[trio.lowlevel.TrioToken, HookRunner] = PerLoop(_has_ended)
@@ -207,6 +209,7 @@ class Client(Tasks):
             new_job=self._job_maker(),
             capacity=sum(queue.max_workers for queue in config.queues.values()),
             happened=self._hook_runner().tell,
+            tracer=otel.tracer(),
         )
 
     async def run(

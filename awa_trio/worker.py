@@ -28,6 +28,7 @@ from typing import Self, TypeVar, assert_never
 import trio
 from outcome import Error, Outcome
 
+from awa_proto.driving.otel import traced, traced_awaited
 from awa_proto.driving.working import (
     NOTHING,
     PATIENCE,
@@ -42,6 +43,7 @@ from awa_proto.driving.working import (
 from awa_proto.errors import DatabaseError, SchemaNotMigrated
 from awa_proto.events import AnyEvent
 from awa_proto.outcome import Raised, Returned, Seconds, seconds
+from awa_proto.tracing import Tracer
 from awa_proto.worker.events import (
     CancelJob,
     DrainAsked,
@@ -84,6 +86,7 @@ class Worker:
         new_job: Callable[[StartJob], RunningJob],
         capacity: int,
         happened: Callable[[AnyEvent], object] = nobody_listens,
+        tracer: Tracer | None = None,
     ) -> None:
         """Made by `Client.worker`.
 
@@ -94,12 +97,14 @@ class Worker:
             new_job: Makes what a handler is called with, a blocking one when the task is not async.
             capacity: Most handlers at the same time, and so the most threads.
             happened: Told each event of a kind that has hooks; returns at once and raises nothing.
+            tracer: Makes a span of each attempt.
         """
         self._machine = machine
         self._database = database
         self._channel = channel
         self._new_job = new_job
         self._happened = happened
+        self._tracer = tracer
         self._inbox: list[Event] = []
         self._bell: trio.Event | None = None
         self._running: dict[Fence, tuple[RunningJob, trio.CancelScope | None]] = {}
@@ -276,7 +281,10 @@ class Worker:
         start, job, fence, scope = self._unstarted.popleft()
         with scope:
             try:
-                value = await start.task.handler(job)
+                if self._tracer is None:
+                    value = await start.task.handler(job)
+                else:
+                    value = await traced_awaited(self._tracer, start, job)
             except BaseException as error:  # noqa: BLE001  a handler ends its job, never its worker; this is its whole task
                 self._interrupted(error)
                 event = JobEnded(start.attempt, Raised(error))
@@ -297,7 +305,9 @@ class Worker:
     def _run_plain(self, start: StartJob, job: RunningJob) -> object:
         """A plain handler, in a thread."""
         try:
-            return self._context.copy().run(start.task.handler, job)
+            if self._tracer is None:
+                return self._context.copy().run(start.task.handler, job)
+            return self._context.copy().run(traced, self._tracer, start, job)
         finally:
             job.seal()
 

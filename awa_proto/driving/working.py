@@ -30,6 +30,11 @@ _log = logging.getLogger("awa")
 class RunningJob(Protocol):
     """What the worker needs of the job that a handler gets."""
 
+    @property
+    def cancel_reason(self) -> Reason | None:
+        """What `mark_cancelled` said, if it was called."""
+        ...
+
     def seal(self) -> None:
         """Let it record nothing more: its handler has ended. In the handler's own thread or task."""
         ...

@@ -114,8 +114,8 @@ class Ended(NamedTuple):
 
     progress: JSON text the attempt recorded. output: JSON text that becomes the job's output, of a completed attempt.
     follow_ups: jobs that exist if and only if this is accepted; of those with a unique key only such as find it free.
-    flushed: the attempt had its progress written while it ran. took: seconds the handler ran, for hooks; a store writes it
-    nowhere.
+    flushed: the attempt had its progress written while it ran. took: seconds the handler ran, 0 when it never
+    began, for hooks and traces; a store writes it nowhere.
     """
 
     attempt: Attempt
@@ -129,7 +129,9 @@ class Ended(NamedTuple):
     @property
     def extra(self) -> str | None:
         """The job's new extra, or None when it keeps what it has."""
-        return after_attempt(self.attempt.extra, self.transition.entry, self.progress)
+        transition = self.transition
+        unseen = transition.entry is None and self.took > 0 and transition.to is not JobState.COMPLETED
+        return after_attempt(self.attempt.extra, transition.entry, self.progress, unseen=unseen)
 
     @property
     def extra_of_duplicate(self) -> str | None:

@@ -55,7 +55,7 @@ class Endings:
     ) -> Ended:
         """What is written of an attempt that did more than complete."""
         output = None if recording is None else recording.output
-        if recording is not None and recording.refused is not None and _completes(ended):
+        if recording is not None and recording.refused is not None and completes(ended):
             ended = Raised(recording.refused)
         transition = self._conclude(attempt, ended, at, now, output)
         ending = transition.ending or Ending.COMPLETED
@@ -190,7 +190,8 @@ class Endings:
         )  # fmt: skip
 
 
-def _completes(ended: Returned | Raised | Ending) -> bool:
+def completes(ended: Returned | Raised | Ending) -> bool:
+    """Whether the handler meant its job to complete."""
     return isinstance(ended, Returned) and (ended.value is None or isinstance(ended.value, Completed))
 
 

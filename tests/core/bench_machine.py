@@ -14,7 +14,18 @@ from typing import Any, TypeVar, cast
 from awa_proto.job import Attempt
 from awa_proto.outcome import Returned
 from awa_proto.plan import Op, Plan
-from awa_proto.store import Claimed, Demand, Ended, Promoted, QueueSettings, Registration, Ring, Store, Verdict
+from awa_proto.store import (
+    Claimed,
+    Demand,
+    Ended,
+    Promoted,
+    QueueSettings,
+    Registration,
+    Ring,
+    Store,
+    Verdict,
+    Verdicts,
+)
 from awa_proto.task import Task
 from awa_proto.worker.config import QueueConfig, WorkerConfig
 from awa_proto.worker.events import Event, JobEnded, OpDone, RunOp, StartJob
@@ -41,19 +52,22 @@ class Counter:
         self.left = jobs
         self.ended = 0
 
+    def replan(self) -> Op[None]:
+        return op("replan", lambda: None)
+
     def register(self, _: object) -> Op[Registration]:
         return op("register", lambda: Registration(1, RING, {}, NOW))
 
     def survey(self, _: object) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
         return op("survey", lambda: (RING, {}))
 
-    def announce(self, _: object) -> Op[None]:
+    def announce(self, _q: object, _h: object = ()) -> Op[None]:
         return op("announce", lambda: None)
 
     def withdraw(self) -> Op[None]:
         return op("withdraw", lambda: None)
 
-    def promote(self, _: int) -> Op[Promoted]:
+    def promote(self, _l: int, _s: datetime | None = None) -> Op[Promoted]:
         return op("promote", lambda: Promoted(0))
 
     def claim(self, _i: int, _r: Ring, demands: Sequence[Demand], *, advance: bool = False) -> Op[Claimed]:
@@ -69,10 +83,10 @@ class Counter:
 
         return op("claim", act)
 
-    def finalize(self, ended: Sequence[Ended], _: int) -> Op[list[Verdict]]:
-        def act() -> list[Verdict]:
+    def finalize(self, ended: Sequence[Ended], _: int) -> Op[Verdicts]:
+        def act() -> Verdicts:
             self.ended += len(ended)
-            return [Verdict.ACCEPTED] * len(ended)
+            return Verdicts([Verdict.ACCEPTED] * len(ended))
 
         return op("finalize", act)
 
