@@ -37,7 +37,8 @@ class Pulse:
     def beat(self, now: float) -> None:
         """The timer: write what is new."""
         self._context.timers.set(Timer.PULSE, now + EVERY)
-        new = [(r, r.progress) for r in self._running.recordings.values() if r.is_new]
+        recordings = tuple(self._running.recordings.values())  # at once: handlers in threads add to them
+        new = [(r, r.progress) for r in recordings if r.is_new]
         records = [Progress(r.attempt, compact(progress)) for r, progress in new if progress is not None]
         if not records or self._is_busy:
             return
