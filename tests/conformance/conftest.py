@@ -15,9 +15,10 @@ from psycopg.sql import SQL, Identifier, Literal
 
 from awa_proto.plan import Op
 from awa_proto.schema import migrate
+from awa_proto.store.canonical.store import CanonicalStore
 from awa_proto.store.memory import MemoryStore
 from awa_proto.store.queue import QueueStore
-from awa_proto.testing.conformance.kit import DatabaseKit, Kit
+from awa_proto.testing.conformance.kit import DatabaseKit, Kit, RingKit, RowKit
 from tests.conformance.session import BlockingSession, connect, session
 
 ADAPTERS = {
@@ -27,6 +28,8 @@ ADAPTERS = {
     "sync-psycopg": ("trio", "awa_sync.db.psycopg"),
 }
 EMPTIED = """
+SELECT setval('awa.engine', 1);
+TRUNCATE awa.jobs_hot, awa.scheduled_jobs, awa.canonical_left;
 TRUNCATE awa.ready, awa.claims, awa.closures, awa.deferred, awa.failed, awa.dlq, awa.deleted, awa.queues, awa.instances,
   awa.unique_keys, awa.attempts;
 UPDATE awa.segments SET state = 'free', version = 0, opened_at = NULL, sealed_at = NULL;
@@ -83,13 +86,19 @@ class _Threaded:
         await anyio.to_thread.run_sync(self._database.close)
 
 
+ENGINES: dict[str, Callable[..., DatabaseKit]] = {
+    "queue": partial(RingKit, partial(QueueStore, random=random.random)),
+    "canonical": partial(RowKit, partial(CanonicalStore, random=random.random)),
+}
+
+
 @asynccontextmanager
-async def database_kit(adapter: str, dsn: str) -> AsyncIterator[DatabaseKit]:
-    """A kit over one adapter."""
+async def database_kit(adapter: str, dsn: str, engine: str = "queue") -> AsyncIterator[DatabaseKit]:
+    """A kit over one adapter and engine."""
     make: Callable[..., Any] = importlib.import_module(ADAPTERS[adapter][1]).Database
     database = make(dsn) if adapter != "sync-psycopg" else _Threaded(make(dsn))
     try:
-        yield DatabaseKit(QueueStore(random=random.random), database.run, partial(session, dsn))
+        yield ENGINES[engine](database.run, partial(session, dsn))
     finally:
         with anyio.CancelScope(shield=True):
             await database.close()

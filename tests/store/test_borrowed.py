@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 import awa_asyncio as awa
-from awa_proto.store import queue
+from awa_proto.store import canonical, queue
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -39,8 +39,8 @@ async def test_a_connection_that_encodes_json_itself_stores_what_was_said(databa
 
 
 def test_no_parameter_has_a_type_that_a_user_can_encode_otherwise() -> None:
-    """Found by asking for every statement of the store."""
-    for module in vars(queue).values():
+    """Found by asking for every statement of both engines."""
+    for module in (*vars(queue).values(), *vars(canonical).values()):
         if inspect.ismodule(module):
             source = inspect.getsource(module)
             assert not [n for n in range(1, 15) if f"${n}::json" in source], module

@@ -74,6 +74,7 @@ def _claim(segments: tuple[int, ...]) -> Statement:
 
 CLAIM = {"ready_lane", "claims_lane"}
 CLOSE = {"claims_claim", "closures_claim"}
+BESIDE = {"deferred_pkey", "failed_pkey", "dlq_pkey", "jobs_hot_pkey", "scheduled_jobs_pkey"}
 FATE = {"ready_job", "claims_lane", "closures_claim"}
 HOT: dict[str, tuple[Statement, set[str]]] = {
     "insert one": (_first(STORE.insert([NewJob("k", "q", "{}")])), set()),
@@ -91,14 +92,11 @@ HOT: dict[str, tuple[Statement, set[str]]] = {
     "close as a dead letter": (_close(JobState.FAILED, DeadLetter.TERMINAL), CLOSE | {"ready_job"}),
     "promote": (_first(STORE.promote(500)), {"deferred_due", "deferred_pkey"}),
     "promote from a moment on": (_first(STORE.promote(500, NOW)), {"deferred_due", "deferred_pkey"}),
-    "get_job": (_first(STORE.get_job(50)), FATE | {"deferred_pkey", "failed_pkey", "dlq_pkey", "attempts_pkey"}),
+    "get_job": (_first(STORE.get_job(50)), FATE | BESIDE | {"attempts_pkey"}),
     "cancel what is deferred": (_first(STORE.cancel(50)), {"deferred_pkey"}),
     "move what is deferred": (_first(STORE.move(50, queue="q")), {"deferred_pkey"}),
     "retry": (_first(STORE.retry(50)), {"failed_pkey", "dlq_pkey"}),
-    "locate": (
-        Statement("locate", people._locate_sql(NAMES), (50,)),
-        FATE | {"deferred_pkey", "failed_pkey", "dlq_pkey"},
-    ),
+    "locate": (Statement("locate", people._locate_sql(NAMES), (50,)), FATE | BESIDE),
     "cancel what is available": (
         Statement("take", people._take_sql(NAMES, 0, people._into_failed(NAMES)), (50,)),
         {"ready_job", "claims_lane"},

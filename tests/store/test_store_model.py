@@ -1,4 +1,4 @@
-"""Queue storage and the model in memory, told the same things, give the same answers.
+"""An engine and the model in memory, told the same things, give the same answers.
 
 A state machine of Hypothesis runs random operations on both and compares: ids as they were paired at the enqueue, times as
 far as both stores were told them, leases as identity. Which jobs a claim takes when it cannot take all is the engine's
@@ -27,6 +27,7 @@ from awa_proto.outcome import Transition
 from awa_proto.plan import Op
 from awa_proto.schema import script
 from awa_proto.store import Demand, Ended, JobFilter, NewJob, Selection, Unique, Verdict
+from awa_proto.store.canonical.store import CanonicalStore
 from awa_proto.store.memory import DEFERRED, MemoryStore
 from awa_proto.store.queue import QueueStore
 from awa_proto.testing.conformance.kit import OUTCOMES
@@ -69,6 +70,7 @@ class Machine(RuleBasedStateMachine):
     """The same operations on both."""
 
     dsn = ""
+    engine = "queue"
     claimed = Bundle("claimed")
 
     def __init__(self) -> None:
@@ -76,9 +78,9 @@ class Machine(RuleBasedStateMachine):
         self._connection = connect(self.dsn)
         self._connection.execute(EMPTIED.encode())
         self._session = BlockingSession(self._connection)
-        self._queue = QueueStore(random=random.random)
+        self._store = (QueueStore if self.engine == "queue" else CanonicalStore)(random=random.random)
         self._memory = MemoryStore(lambda: datetime.now(UTC), random.random)
-        self._ids: dict[int, int] = {}  # of queue storage -> of the model
+        self._ids: dict[int, int] = {}  # of the engine -> of the model
         self._flush = 1 << 50
 
     @override
@@ -100,7 +102,7 @@ class Machine(RuleBasedStateMachine):
         raise AssertionError("the model has no statements")
 
     def _id(self, number: int) -> int | None:
-        """The id in queue storage of a job picked by number."""
+        """The id in the engine of a job picked by number."""
         return list(self._ids)[number % len(self._ids)] if self._ids else None
 
     def _seen(self, row: JobRow | None, id: int | None = None) -> Any:
@@ -155,7 +157,7 @@ class Machine(RuleBasedStateMachine):
             made = self._memory.rows[known:]
             if all(job.unique is None for job in new):  # due ones are copied first, then the others
                 made.sort(key=lambda row: row.state is JobState.SCHEDULED)
-            rows = self._real(self._queue.list_jobs(JobFilter(limit=1000)))
+            rows = self._real(self._store.list_jobs(JobFilter(limit=1000)))
             reals = sorted(row.id for row in rows if row.id > before)
             self._ids |= {real: row.id for real, row in zip(reals, made, strict=True)}
         elif (both := self._both(lambda store: store.insert(new, skip=skip))) is not None:
@@ -175,7 +177,7 @@ class Machine(RuleBasedStateMachine):
     def _both(self, op: Callable[[Any], Op[Any]]) -> tuple[Any, Any] | None:
         """What both answer; None when both meet the same conflict."""
         answers: list[Any] = []
-        for run, store in ((self._real, self._queue), (self._model, self._memory)):
+        for run, store in ((self._real, self._store), (self._model, self._memory)):
             try:
                 answers.append(run(op(store)))
             except UniqueConflict as conflict:
@@ -209,9 +211,9 @@ class Machine(RuleBasedStateMachine):
         advance=st.booleans(),
     )
     def claim(self, queue: str, wanted: int, aging: float, advance: bool) -> Any:
-        ring, settings = self._real(self._queue.survey([queue]))
+        ring, settings = self._real(self._store.survey([queue]))
         assert settings == self._model(self._memory.survey([queue]))[1]
-        got = self._real(self._queue.claim(1, ring, [Demand(queue, wanted, aging=aging)], advance=advance))
+        got = self._real(self._store.claim(1, ring, [Demand(queue, wanted, aging=aging)], advance=advance))
         assert not got.again
         waiting = {job.id: job for job in self._memory.rows if job.state is JobState.AVAILABLE and job.queue == queue}
         paused = queue in settings and settings[queue].paused
@@ -228,7 +230,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(target=claimed, kind=st.none() | st.just("k"), queue=st.none() | QUEUES, early=st.booleans())
     def claim_one(self, kind: str | None, queue: str | None, early: bool) -> Any:
-        got = self._real(self._queue.claim_one(1, kind=kind, queue=queue, early=early))
+        got = self._real(self._store.claim_one(1, kind=kind, queue=queue, early=early))
         if got is None:
             assert self._model(self._memory.claim_one(1, kind=kind, queue=queue, early=early)) is None
             return multiple()
@@ -293,18 +295,18 @@ class Machine(RuleBasedStateMachine):
             run_at = due if to in {JobState.SCHEDULED, JobState.RETRYABLE} else None
             for attempt, into in ((real, reals), (model, models)):
                 into.append(Ended(attempt, Transition(to, attempt.attempt - back, at, run_at, entry)))
-        verdicts = self._real(self._queue.finalize(reals, self._flush))
+        verdicts = self._real(self._store.finalize(reals, self._flush))
         assert verdicts == self._model(self._memory.finalize(models, self._flush))
         assert Verdict.AGAIN not in verdicts
         if resend:
-            assert self._real(self._queue.finalize(reals[::-1], self._flush)) == verdicts[::-1]
+            assert self._real(self._store.finalize(reals[::-1], self._flush)) == verdicts[::-1]
 
     @rule(limit=st.integers(1, 5))
     def promote(self, limit: int) -> None:
         due = [job for job in self._memory.rows if job.state in {JobState.SCHEDULED, JobState.RETRYABLE}]
-        real = self._real(self._queue.promote(limit))
+        real = self._real(self._store.promote(limit))
         rows = {job.id: job for job in due}
-        moved = [id for id in rows if self._real(self._queue.get_job(self._real_id(id))).state is JobState.AVAILABLE]  # type: ignore[union-attr]
+        moved = [id for id in rows if self._real(self._store.get_job(self._real_id(id))).state is JobState.AVAILABLE]  # type: ignore[union-attr]
         model = self._model(self._memory.promote(limit))
         assert (real.count, real.queues) == (model.count, model.queues)
         assert (real.due_in is None, real.due_in == 0) == (model.due_in is None, model.due_in == 0)
@@ -321,20 +323,20 @@ class Machine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 999))
     def cancel(self, number: int) -> None:
         if (id := self._id(number)) is not None:
-            assert self._real(self._queue.cancel(id)) == self._model(self._memory.cancel(self._ids[id]))
+            assert self._real(self._store.cancel(id)) == self._model(self._memory.cancel(self._ids[id]))
 
     @rule(number=st.integers(0, 999))
     def retry(self, number: int) -> None:
         if (id := self._id(number)) is not None:
             model = self._ids[id]
-            both = self._both(lambda store: store.retry(id if store is self._queue else model))
+            both = self._both(lambda store: store.retry(id if store is self._store else model))
             if both is not None:
                 assert self._seen(both[0]) == self._seen(both[1], model)
 
     @rule(number=st.integers(0, 999), queue=st.none() | QUEUES, priority=st.none() | PRIORITIES)
     def move(self, number: int, queue: str | None, priority: int | None) -> None:
         if (id := self._id(number)) is not None:
-            real = self._real(self._queue.move(id, queue=queue, priority=priority))
+            real = self._real(self._store.move(id, queue=queue, priority=priority))
             assert real == self._model(self._memory.move(self._ids[id], queue=queue, priority=priority))
 
     @rule(
@@ -344,7 +346,7 @@ class Machine(RuleBasedStateMachine):
     def one(self, number: int, call: str) -> None:
         if (id := self._id(number)) is not None:
             own = self._ids[id]
-            both = self._both(lambda store: getattr(store, call)(id if store is self._queue else own))
+            both = self._both(lambda store: getattr(store, call)(id if store is self._store else own))
             if both is None:
                 return
             real, model = both
@@ -362,26 +364,27 @@ class Machine(RuleBasedStateMachine):
     )
     def many(self, call: str, kind: str | None, queue: str | None, tag: str | None) -> None:
         which = Selection(kind, queue, tag)
-        assert self._real(getattr(self._queue, call)(which)) == self._model(getattr(self._memory, call)(which))
+        assert self._real(getattr(self._store, call)(which)) == self._model(getattr(self._memory, call)(which))
 
     @rule(queue=QUEUES)
     def drain(self, queue: str) -> None:
-        assert self._real(self._queue.drain_queue(queue)) == self._model(self._memory.drain_queue(queue))
+        assert self._real(self._store.drain_queue(queue)) == self._model(self._memory.drain_queue(queue))
 
     @rule(queue=QUEUES)
     def pause(self, queue: str) -> None:
-        self._real(self._queue.pause_queue(queue, None))
+        self._real(self._store.pause_queue(queue, None))
         self._model(self._memory.pause_queue(queue, None))
 
     @rule(queue=QUEUES)
     def resume(self, queue: str) -> None:
-        self._real(self._queue.resume_queue(queue))
+        self._real(self._store.resume_queue(queue))
         self._model(self._memory.resume_queue(queue))
 
     @rule()
     def rotate(self) -> None:
-        self._real(self._queue.rotate())
-        self._real(self._queue.publish())
+        if isinstance(self._store, QueueStore):
+            self._real(self._store.rotate())
+            self._real(self._store.publish())
 
     # reads
 
@@ -389,13 +392,13 @@ class Machine(RuleBasedStateMachine):
     def get_job(self, number: int) -> None:
         if (id := self._id(number)) is not None:
             model = self._ids[id]
-            seen = self._seen(self._real(self._queue.get_job(id)))
+            seen = self._seen(self._real(self._store.get_job(id)))
             assert seen == self._seen(self._model(self._memory.get_job(model)), model)
 
     @rule(state=st.none() | st.sampled_from(JobState), kind=st.none() | st.just("k"), queue=st.none() | QUEUES)
     def list_jobs(self, state: JobState | None, kind: str | None, queue: str | None) -> None:
         wanted = JobFilter(state=state, kind=kind, queue=queue, limit=1000)
-        real = self._real(self._queue.list_jobs(wanted))
+        real = self._real(self._store.list_jobs(wanted))
         assert [row.id for row in real] == sorted((row.id for row in real), reverse=True)
         model = self._model(self._memory.list_jobs(wanted))
         key = lambda row: row[0]  # noqa: E731
@@ -404,7 +407,7 @@ class Machine(RuleBasedStateMachine):
     @rule(kind=st.none() | st.just("k"), queue=st.none() | QUEUES, tag=st.none() | st.just("t"))
     def list_dlq(self, kind: str | None, queue: str | None, tag: str | None) -> None:
         which = Selection(kind, queue, tag)
-        real, model = (store.list_dlq(which, limit=1000) for store in (self._queue, self._memory))
+        real, model = (store.list_dlq(which, limit=1000) for store in (self._store, self._memory))
         key = lambda row: row[0]  # noqa: E731
         seen = sorted(map(self._seen, self._real(real)), key=key)
         assert seen == sorted((self._seen(m, m.id) for m in self._model(model)), key=key)
@@ -428,7 +431,7 @@ class Machine(RuleBasedStateMachine):
                 for s in stats
                 if any((s.scheduled, s.available, s.running, s.completed, s.retryable, s.failed, s.cancelled, s.paused))
             ]
-            for stats in (self._real(self._queue.queue_stats()), self._model(self._memory.queue_stats()))
+            for stats in (self._real(self._store.queue_stats()), self._model(self._memory.queue_stats()))
         )
         assert real == model
 
@@ -441,9 +444,11 @@ def migrated(module_database: str) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_queue_storage_answers_as_the_model_does(migrated: str) -> None:
+@pytest.mark.parametrize("name", ["queue", "canonical"])
+def test_an_engine_answers_as_the_model_does(migrated: str, name: str) -> None:
     class OnThisServer(Machine):
         dsn = migrated
+        engine = name
 
     run_state_machine_as_test(
         OnThisServer,

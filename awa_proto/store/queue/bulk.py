@@ -7,12 +7,14 @@ nothing from a log.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from awa_proto.errors import DatabaseError
 from awa_proto.job import JobState
 from awa_proto.plan import Op, Plan, Statement
 from awa_proto.store import Selection
+from awa_proto.store.canonical import people as canonical
 from awa_proto.store.queue.close import CODES
 from awa_proto.store.queue.dead_letters import back_sql
 from awa_proto.store.queue.names import BODY, Names, body
@@ -27,31 +29,43 @@ _MOST_LOSSES = 100
 _THAT_FAILED = f"CASE r.state WHEN {CODES[JobState.FAILED]} THEN {wanted('r', 3, 'failed_for')} ELSE false END"
 
 
+_TABLES = ("failed", "jobs_hot")
+"""Where failed jobs are: of queue storage, of canonical storage."""
+
+
 @lru_cache
-def _retry_failed_sql(n: Names) -> str:
-    return back_sql(n, "failed", _THAT_FAILED, body(attempt="0", run_at="now()"))
+def _retry_failed_sql(n: Names, table: str) -> str:
+    return back_sql(n, table, _THAT_FAILED, body(attempt="0", run_at="now()"))
 
 
 def retry_failed(n: Names, which: Selection) -> Op[int]:
     """Failed jobs (dead letters and cancelled ones are none) run again, from attempt 0, now."""
-    conditions, sql = values(which, "failed_for"), _retry_failed_sql(n)
-    return in_batches(
-        "retry_failed", lambda after, most: Statement("retry_failed", sql, (after, most, *conditions)), which.limit
-    )
+    return _in_batches(n, "retry_failed", _retry_failed_sql, which)
 
 
 @lru_cache
-def _discard_failed_sql(n: Names) -> str:
+def _discard_failed_sql(n: Names, table: str) -> str:
     return f"""
-WITH {taken(n, "failed", _THAT_FAILED)}
+WITH {taken(n, table, _THAT_FAILED)}
 SELECT {GONE_ON}"""
 
 
 def discard_failed(n: Names, which: Selection) -> Op[int]:
     """Failed jobs (dead letters and cancelled ones are none) are gone for good."""
-    conditions, sql = values(which, "failed_for"), _discard_failed_sql(n)
+    return _in_batches(n, "discard_failed", _discard_failed_sql, which)
+
+
+def _in_batches(n: Names, name: str, sql: Callable[[Names, str], str], which: Selection) -> Op[int]:
+    conditions = values(which, "failed_for")
     return in_batches(
-        "discard_failed", lambda after, most: Statement("discard_failed", sql, (after, most, *conditions)), which.limit
+        name,
+        *(
+            lambda after, most, table=table: Statement(
+                f"{n.prefix}{name}.{table}", sql(n, table), (after, most, *conditions)
+            )
+            for table in _TABLES
+        ),
+        limit=which.limit,
     )
 
 
@@ -188,6 +202,7 @@ def drain_queue(n: Names, queue: str, flush: int) -> Op[int]:
                         f"the lanes of queue {queue!r} are claimed faster than they are drained", "40001"
                     )
                 more = more or lost > 0
+        done += yield from canonical.draining(n, queue)
         return done
 
     return Op("drain_queue", plan, safe_to_retry=True)

@@ -10,15 +10,16 @@ Lock order in every statement: segments ascending, closures by claim_id, then th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from awa_proto.job import JobState
+from awa_proto.job import Attempt, JobState
 from awa_proto.output import MAX_BATCH_OUTPUT_BYTES
 from awa_proto.plan import Op, Plan, Rows, Statement, Value
 from awa_proto.store import Ended, Verdict, Verdicts
+from awa_proto.store.queue.home import NEW, available, scheduled
 from awa_proto.store.queue.names import BODY, PROGRESSING, Names, own_stripe
 from awa_proto.store.queue.unique import kept, kept_out, won
 from awa_proto.unique import must_win_again
@@ -150,58 +151,45 @@ moved AS (
 ),"""
 
 
-def _follow_ups(n: Names, first: int, form: Form) -> str:
-    """The CTEs that insert the follow-ups of what was accepted; their parameters begin at `first`, see `_columns`.
+def follow_ups(
+    n: Names, first: int, *, of: tuple[str, str], on: str, rotor: str, keyed: bool, taken: str | None
+) -> str:
+    """The CTEs that insert the follow-ups of what was accepted; their parameters begin at `first`, see `columns`.
 
-    A key that an attempt keeps, being in one of its states now, is not to be had, neither for its own follow-ups.
+    of: the types of the columns `a` and `b` of a job `j`, which tell whose follow-up it is. on: how they join a row of
+    `fresh`. rotor: a number that is another one for each batch.
+
+    taken: the keys that attempts of the statement keep, being in one of their states now. Those are not to be had, neither for
+    their own follow-ups.
     """
-    keyed = form.keyed
-    types = "bigint smallint text text text smallint smallint timestamptz text bigint".split()  # noqa: SIM905
+    types = [*of, *"text text text smallint smallint timestamptz text bigint".split()]  # noqa: SIM905
     types += ["bytea", "int"] if keyed else []
     arrays = ", ".join(f"${first + i}::{sort}[]" for i, sort in enumerate(types))
-    due = "(j.run_at IS NULL OR j.run_at <= now())"
-    keys = "key, states, " if keyed else ""
-    besides = kept("accepted", "$5::smallint", "then_extra")
-    free = "job" if form.into is _Into.NOWHERE else f"(SELECT * FROM job WHERE key NOT IN ({besides})) j"
-    lost = (
-        "NOT EXISTS (SELECT FROM lost l WHERE l.claim_id = j.claim_id AND l.idx = j.idx)" if form.returning else "true"
-    )
+    due, new = "(j.run_at IS NULL OR j.run_at <= now())", "job j"
+    keys = ", key, states" if keyed else ""
+    free = "job" if taken is None else f"(SELECT * FROM job WHERE key NOT IN ({taken})) j"
     mine = "(j.key IS NULL OR j.id IN (SELECT id FROM won))" if keyed else "true"
     return f"""
 job AS MATERIALIZED (
   SELECT nextval({n.text("job_id")}) AS id, j.*,
-         coalesce(mod(coalesce(j.ordering, $4::bigint) & 9223372036854775807, q.stripes), 0)::smallint AS stripe
+         coalesce(mod(coalesce(j.ordering, {rotor}) & 9223372036854775807, q.stripes), 0)::smallint AS stripe
   FROM fresh f
   JOIN unnest({arrays}) WITH ORDINALITY
-       j(claim_id, idx, kind, queue, args, priority, max_attempts, run_at, extra, ordering, {keys}ord)
-    ON j.claim_id = f.claim_id AND j.idx = ANY (f.idx) AND {lost}
+       j(a, b, kind, queue, args, priority, max_attempts, run_at, extra, ordering{keys}, ord) ON {on}
   LEFT JOIN LATERAL (SELECT stripes FROM {n.s}.queues q WHERE q.queue = j.queue AND q.stripes > 1) q ON true
   ORDER BY j.ord
-),{won(n, free) + "," if keyed else ""}
-later AS (
-  INSERT INTO {n.s}.deferred (id, state, queue, priority, stripe, kind, args, attempt, max_attempts, run_lease,
-                              run_at, created_at, extra)
-  SELECT id, {CODES[JobState.SCHEDULED]}, queue, priority, stripe, kind, args::json, 0, max_attempts, 0, run_at, now(),
-         extra::json
-  FROM job j WHERE {mine} AND NOT {due}
-),
-runnable AS (
-  INSERT INTO {n.s}.ready (seg, id, queue, priority, stripe, kind, args, max_attempts, extra, run_at)
-  SELECT (SELECT {n.open_segment}), id, queue, priority, stripe, kind, args::json, max_attempts, extra::json,
-         coalesce(run_at, now())
-  FROM job j WHERE {mine} AND {due}
-  RETURNING queue
-),"""
+),{won(n, free) + "," if keyed else ""}{scheduled(n, "later", NEW, new, where=f"{mine} AND NOT {due}")},\
+{available(n, "runnable", NEW, new, where=f"{mine} AND {due}", returning="queue")},"""
 
 
-def _columns(ended: Sequence[Ended], keyed: bool) -> tuple[Value, ...]:
-    """The parameters of the follow-ups."""
-    rows = [(e.attempt.claim_id, e.attempt.idx, *follow[:8]) for e in ended for follow in e.follow_ups]
-    columns = [list(column) for column in zip(*rows, strict=True)]
+def columns(ended: Sequence[Ended], of: Callable[[Attempt], tuple[int, int]], *, keyed: bool) -> tuple[Value, ...]:
+    """The parameters of the follow-ups. of: the numbers by which the statement knows an attempt."""
+    rows = [(*of(e.attempt), *follow[:8]) for e in ended for follow in e.follow_ups]
+    found: list[Value] = [list(column) for column in zip(*rows, strict=True)]
     if keyed:
         unique = [follow.unique for e in ended for follow in e.follow_ups]
-        columns += [[u and u.key for u in unique], [u and u.states for u in unique]]
-    return tuple(columns)
+        found += [[u and u.key for u in unique], [u and u.states for u in unique]]
+    return tuple(found)
 
 
 @lru_cache(maxsize=1024)
@@ -229,7 +217,12 @@ def sql(n: Names, s: int, form: Form) -> str:
     among = "j WHERE j.key IS NULL OR j.id IN (SELECT id FROM won)" if form.keyed else ""
     inserted = f", (SELECT count(*) FROM job {among})" if form.following else ", 0"
     first = 7 if form.outputs else 6 if form.into is _Into.NOWHERE else 12 + (form.into is _Into.DLQ or form.returning)
-    follow = _follow_ups(n, first, form)
+    mine = "j.a = f.claim_id AND j.b = ANY (f.idx)"
+    if form.returning:
+        mine += " AND NOT EXISTS (SELECT FROM lost l WHERE l.claim_id = j.a AND l.idx = j.b)"
+    taken = None if form.into is _Into.NOWHERE else kept("accepted", "$5::smallint", "then_extra")
+    of, rotor = ("bigint", "smallint"), "$4::bigint"
+    follow = follow_ups(n, first, of=of, on=mine, rotor=rotor, keyed=form.keyed, taken=taken)
     forgotten = f"""
 forgotten AS (
   DELETE FROM {n.s}.attempts a   -- by arrays, since a join could become a scan of the table
@@ -300,7 +293,7 @@ def statement(
         following=any(e.follow_ups for e in ended),
         keyed=any(follow.unique for e in ended for follow in e.follow_ups),
         forgets=any(e.flushed for e in ended),
-        returning=_returns(ended[0]),
+        returning=returns(ended[0]),
         outside=outside,
     )
     by_claim: dict[int, list[Ended]] = {}
@@ -333,7 +326,7 @@ def statement(
     if form.returning:
         params += ([e.extra_of_duplicate for e in ended],)
     if form.following:
-        params += _columns(ended, form.keyed)
+        params += columns(ended, lambda attempt: (attempt.claim_id, attempt.idx), keyed=form.keyed)
     return Statement(f"close.{form.name}.{s}", sql(n, s, form), params)
 
 
@@ -346,7 +339,7 @@ def finalize(n: Names, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
         for (s, to, *_), positions in groups:
             rows: Rows = yield statement(n, s, to, [ended[p] for p in positions], flush)
             answers = {row[0]: (frozenset(row[1]), row[2]) for row in rows}
-            duplicates = {(row[0], idx) for row in rows for idx in row[4]} if _returns(ended[positions[0]]) else ()
+            duplicates = {(row[0], idx) for row in rows for idx in row[4]} if returns(ended[positions[0]]) else ()
             for p in positions:
                 attempt = ended[p].attempt
                 answer = answers.get(attempt.claim_id)
@@ -363,7 +356,7 @@ def finalize(n: Names, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
     return Op("finalize", plan, safe_to_retry=True)
 
 
-def _returns(ended: Ended) -> bool:
+def returns(ended: Ended) -> bool:
     """Whether an attempt must win its job's unique key again for the state it goes to."""
     return must_win_again(ended.attempt.extra, ended.transition.to)
 
@@ -389,7 +382,7 @@ def _groups(ended: Sequence[Ended]) -> list[tuple[_Group, list[int]]]:
             e.attempt.segment,
             e.transition.to,
             e.transition.dead_letter is not None,
-            e.attempt.extra is not None and _returns(e),
+            e.attempt.extra is not None and returns(e),
             row,
         )
         groups.setdefault(group, []).append(position)

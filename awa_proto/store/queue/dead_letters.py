@@ -14,8 +14,11 @@ from awa_proto.job import DlqCursor, JobPage, JobRow, JobState
 from awa_proto.outcome import DeadLetter
 from awa_proto.plan import Op, Plan, Rows, Statement
 from awa_proto.store import Selection
+from awa_proto.store.canonical import people as canonical
+from awa_proto.store.canonical.close import trace
 from awa_proto.store.queue.close import CODES
 from awa_proto.store.queue.enqueue import PROMOTE_HINT
+from awa_proto.store.queue.home import available, scheduled, taker
 from awa_proto.store.queue.names import BODY, Names, body
 from awa_proto.store.queue.reads import JOB, beside, job_row, listed
 from awa_proto.store.queue.selection import GONE_ON, LOOKED, in_batches, taken, values, wanted
@@ -122,37 +125,30 @@ def _retry_sql(n: Names) -> str:
     columns = f"""id, {BODY}, NULL::timestamptz AS attempted_at, NULL::timestamptz AS deadline_at,
        NULL::timestamptz AS finalized_at, NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, NULL::json AS output"""
     soon = f"run_at < now() + interval '{PROMOTE_HINT} s'"
-    available, scheduled = CODES[JobState.AVAILABLE], CODES[JobState.SCHEDULED]
-    state = f"CASE WHEN coalesce($2::timestamptz, now()) <= now() THEN {available} ELSE {scheduled} END"
+    due, everything = "coalesce($2::timestamptz, now()) <= now()", f"id, {BODY}"
+    again = body(attempt="0", extra=WITHOUT_PROGRESS, run_at="coalesce($2::timestamptz, now())")
+    state = f"CASE WHEN {due} THEN {CODES[JobState.AVAILABLE]} ELSE {CODES[JobState.SCHEDULED]} END"
     return f"""
-WITH known AS MATERIALIZED (SELECT id, extra FROM {n.s}.dlq WHERE id = $1::bigint),{kept_out(n, "known", state)},
-gone AS (DELETE FROM {n.s}.dlq WHERE id = $1::bigint AND NOT EXISTS (SELECT FROM kept_out) RETURNING *),
-back AS (
-  INSERT INTO {n.s}.ready (seg, id, {BODY})
-  SELECT {n.open_segment}, id, {body(attempt="0", extra=WITHOUT_PROGRESS, run_at="coalesce($2::timestamptz, now())")}
-  FROM gone WHERE coalesce($2::timestamptz, now()) <= now()
-  RETURNING *
-),
-later AS (
-  INSERT INTO {n.s}.deferred (id, state, {BODY})
-  SELECT id, {CODES[JobState.SCHEDULED]}, {body(attempt="0", extra=WITHOUT_PROGRESS, run_at="$2::timestamptz")}
-  FROM gone WHERE $2::timestamptz > now()
-  RETURNING *
-)
+WITH {taker(n)}known AS MATERIALIZED (
+  SELECT id, extra FROM {n.s}.dlq WHERE id = $1::bigint
+),{kept_out(n, "known", state)},
+gone AS (DELETE FROM {n.s}.dlq WHERE id = $1::bigint AND NOT EXISTS (SELECT FROM kept_out) RETURNING *),\
+{available(n, "back", again, "gone", where=due, returning=everything)},\
+{scheduled(n, "later", again, "gone", where=f"NOT {due}", returning=everything)}
 SELECT {JOB},
        CASE state WHEN {CODES[JobState.AVAILABLE]} THEN {n.wake("queue")}
                   ELSE CASE WHEN {soon} THEN {n.wake("queue", "''")} END END
 FROM (
   SELECT {CODES[JobState.AVAILABLE]} AS state, {columns} FROM back
   UNION ALL
-  SELECT state, {columns} FROM later) j"""
+  SELECT {CODES[JobState.SCHEDULED]}, {columns} FROM later) j"""
 
 
 def retry_from_dlq(n: Names, id: int, run_at: datetime | None) -> Op[JobRow | None]:
     """A dead letter runs again, from attempt 0, now or when it is due. None when it is none."""
 
     def plan() -> Plan[JobRow | None]:
-        rows = yield Statement("retry_from_dlq", _retry_sql(n), (id, run_at))
+        rows = yield Statement(f"{n.prefix}retry_from_dlq", _retry_sql(n), (id, run_at))
         if rows:
             return job_row(rows[0][:18])
         if (other := (yield from rival(n, id, "dlq"))) is not None:
@@ -164,13 +160,10 @@ def retry_from_dlq(n: Names, id: int, run_at: datetime | None) -> Op[JobRow | No
 
 def back_sql(n: Names, table: str, condition: str, changed: str) -> str:
     """Jobs of a table become available, all that get their unique keys again: see `taken`. changed: their body then."""
+    in_order = "(SELECT * FROM gone ORDER BY id) gone"
+    traces = trace(n, "ended", "gone") if table == "jobs_hot" else ""
     return f"""
-WITH {taken(n, table, condition, keyed=True)},
-back AS (
-  INSERT INTO {n.s}.ready (seg, id, {BODY})
-  SELECT (SELECT {n.open_segment}), id, {changed} FROM gone ORDER BY id
-  RETURNING queue
-)
+WITH {taker(n)}{taken(n, table, condition, keyed=True)},{traces}{available(n, "back", changed, in_order, returning="queue")}
 SELECT {GONE_ON}, (SELECT count({n.wake("queue")}) FROM (SELECT DISTINCT queue FROM back) q)"""
 
 
@@ -185,8 +178,8 @@ def retry_all_from_dlq(n: Names, which: Selection) -> Op[int]:
     conditions, sql = values(which, "reason", "dead_for"), _retry_all_sql(n)
     return in_batches(
         "retry_all_from_dlq",
-        lambda after, most: Statement("retry_all_from_dlq", sql, (after, most, *conditions)),
-        which.limit,
+        lambda after, most: Statement(f"{n.prefix}retry_all_from_dlq", sql, (after, most, *conditions)),
+        limit=which.limit,
     )
 
 
@@ -211,30 +204,38 @@ SELECT {JOB} FROM (SELECT *, NULL::timestamptz AS deadline_at, NULL::json AS out
 
 
 def move_to_dlq(n: Names, id: int) -> Op[JobRow | None]:
-    """A failed job becomes a dead letter. None when it is not in `failed`, or was cancelled."""
+    """A failed job becomes a dead letter. None when it is none, or was cancelled."""
 
     def plan() -> Plan[JobRow | None]:
         rows = yield Statement("move_to_dlq", _move_sql(n), (id,))
+        if not rows:
+            rows = yield Statement("canonical.move_to_dlq", canonical.move_to_dlq_sql(n, JOB), (id,))
         return job_row(rows[0]) if rows else None
 
     return Op("move_to_dlq", plan)
 
 
 @lru_cache
-def _move_all_sql(n: Names) -> str:
+def _move_all_sql(n: Names, table: str) -> str:
     condition = f"CASE r.state WHEN {_FAILED} THEN {wanted('r', 3, 'failed_for')} ELSE false END"
+    traces = trace(n, "ended", "gone") if table == "jobs_hot" else ""
     return f"""
-WITH {taken(n, "failed", condition)},{_kept(n)}
+WITH {taken(n, table, condition)},{traces}{_kept(n)}
 SELECT {GONE_ON}"""
 
 
 def move_failed_to_dlq(n: Names, which: Selection) -> Op[int]:
     """Failed jobs become dead letters."""
-    conditions, sql = values(which, "failed_for"), _move_all_sql(n)
+    conditions = values(which, "failed_for")
     return in_batches(
         "move_failed_to_dlq",
-        lambda after, most: Statement("move_failed_to_dlq", sql, (after, most, *conditions)),
-        which.limit,
+        *(
+            lambda after, most, table=table: Statement(
+                f"move_failed_to_dlq.{table}", _move_all_sql(n, table), (after, most, *conditions)
+            )
+            for table in ("failed", "jobs_hot")
+        ),
+        limit=which.limit,
     )
 
 
@@ -263,7 +264,7 @@ def purge_dlq(n: Names, which: Selection) -> Op[int]:
     """Dead letters are gone for good."""
     conditions, sql = values(which, "reason", "dead_for"), _purge_sql(n)
     return in_batches(
-        "purge_dlq", lambda after, most: Statement("purge_dlq", sql, (after, most, *conditions)), which.limit
+        "purge_dlq", lambda after, most: Statement("purge_dlq", sql, (after, most, *conditions)), limit=which.limit
     )
 
 

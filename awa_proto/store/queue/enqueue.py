@@ -18,6 +18,7 @@ from awa_proto.errors import DatabaseError, UniqueConflict
 from awa_proto.job import JobRow, JobState
 from awa_proto.plan import Copy, Op, Plan, Statement
 from awa_proto.store import NewJob, Unique
+from awa_proto.store.queue.home import NEW, available, canonical_is_open, scheduled, taker
 from awa_proto.store.queue.names import Names
 from awa_proto.store.queue.reads import get_jobs
 from awa_proto.store.queue.unique import win, won
@@ -45,13 +46,8 @@ def _insert_sql(n: Names, deferring: bool, notify: bool, keyed: bool = False) ->
     SELECT {n.wake("queue", "''")} FROM (
       SELECT DISTINCT queue FROM {job} j WHERE j.run_at > now() AND j.run_at < now() + interval '{PROMOTE_HINT} s') q"""
     wake = f", (SELECT count(w) FROM (\n    {woken}{hint if deferring else ''}) w(w))"
-    later = f"""
-later AS (
-  INSERT INTO {n.s}.deferred (id, state, queue, priority, stripe, kind, args, attempt, max_attempts, run_lease,
-                              run_at, created_at, extra)
-  SELECT id, 0, queue, priority, stripe, kind, args::json, 0, max_attempts, 0, run_at, now(), extra::json
-  FROM {job} j WHERE NOT {due}
-),"""
+    later = f"{scheduled(n, 'later', NEW, f'{job} j', where=f'NOT {due}')}," if deferring else ""
+    runnable = available(n, "runnable", NEW, f"{job} j", where=due if deferring else "true")
     kept = f"""{won(n, "job")},
 kept AS MATERIALIZED (
   SELECT * FROM job j
@@ -65,7 +61,7 @@ kept AS MATERIALIZED (
         else "array_agg(id ORDER BY ord), now()"
     )
     return f"""
-WITH job AS MATERIALIZED (
+WITH {taker(n)}job AS MATERIALIZED (
   SELECT nextval({n.text("job_id")}) AS id, j.*,
          coalesce(mod(coalesce(j.ordering, $9::bigint) & 9223372036854775807, q.stripes), 0)::smallint AS stripe
   FROM unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::smallint[], $6::timestamptz[], $7::text[],
@@ -73,13 +69,7 @@ WITH job AS MATERIALIZED (
        j(kind, queue, args, priority, max_attempts, run_at, extra, ordering{", key, states" if keyed else ""}, ord)
   LEFT JOIN LATERAL (SELECT stripes FROM {n.s}.queues q WHERE q.queue = j.queue AND q.stripes > 1) q ON true
   ORDER BY ord
-),{kept if keyed else ""}{later if deferring else ""}
-runnable AS (
-  INSERT INTO {n.s}.ready (seg, id, queue, priority, stripe, kind, args, max_attempts, extra, run_at)
-  SELECT (SELECT {n.open_segment}), id, queue, priority, stripe, kind, args::json, max_attempts, extra::json,
-         coalesce(run_at, now())
-  FROM {job} j WHERE {due if deferring else "true"}
-)
+),{kept if keyed else ""}{later}{runnable}
 SELECT {answer}{wake if notify else ""} FROM job"""
 
 
@@ -190,14 +180,14 @@ def _insert_keyed(n: Names, jobs: Sequence[NewJob], notify: bool, rotor: int, sk
 
 def _keyed_statement(n: Names, jobs: Sequence[NewJob], notify: bool, rotor: int, skip: bool) -> Statement:
     (first, *others), silent = jobs, "" if notify else ".silent"
-    if not others and first.run_at is None and first.unique is not None:
+    if not others and first.run_at is None and first.unique is not None and not n.canonical:
         number = rotor if first.ordering is None else first.ordering
         body = (first.kind, first.queue, first.args, first.priority, first.max_attempts, first.extra, number)
         return Statement(f"insert.unique.one{silent}", _insert_one_keyed_sql(n, notify), (*body, *first.unique))
     *columns, unique = map(list, zip(*jobs, strict=True))
     keys, states = _keys(unique)
     return Statement(
-        f"insert.unique{silent}",
+        f"{n.prefix}insert.unique{silent}",
         _insert_sql(n, deferring=True, notify=notify, keyed=True),
         (*columns, rotor, keys, states, skip),
     )
@@ -216,7 +206,7 @@ def _insert_statement(n: Names, jobs: Sequence[NewJob], notify: bool, rotor: int
         column.count(column[0]) == count
         for column in (run_at, kinds, queues, priorities, max_attempts, extra, ordering)
     )
-    if differ_in_args_only and first.run_at is None:
+    if differ_in_args_only and first.run_at is None and not n.canonical:
         number = rotor if first.ordering is None else first.ordering
         common = (first.priority, first.max_attempts, first.extra, number)
         if count == 1:
@@ -226,7 +216,7 @@ def _insert_statement(n: Names, jobs: Sequence[NewJob], notify: bool, rotor: int
         return Statement(f"insert.alike{silent}", _insert_alike_sql(n, notify), alike)
     deferring = run_at.count(None) != count
     return Statement(
-        f"insert{'.deferring' if deferring else ''}{silent}",
+        f"{n.prefix}insert{'.deferring' if deferring else ''}{silent}",
         _insert_sql(n, deferring, notify),
         (kinds, queues, args, priorities, max_attempts, run_at, extra, ordering, rotor),
     )
@@ -256,10 +246,11 @@ def copy(n: Names, jobs: Iterable[NewJob], notify: bool, random: Callable[[], fl
         if isinstance(jobs, Sequence) and not jobs:
             return 0
         answer = yield Statement(
-            "copy.prepare",
-            f"SELECT {n.open_segment}, now(), array_agg(q.queue), array_agg(q.stripes) FROM {n.s}.queues q WHERE q.stripes > 1",
+            f"{n.prefix}copy.prepare",
+            f"SELECT {canonical_is_open(n) if n.canonical else 'false'}, {n.open_segment}, now(), array_agg(q.queue),"
+            f" array_agg(q.stripes) FROM {n.s}.queues q WHERE q.stripes > 1",
         )
-        segment, now, striped, stripes = answer[0]
+        canonical, segment, now, striped, stripes = answer[0]
         lanes: dict[str, int] = dict(zip(striped or (), stripes or (), strict=True))
         rotor = int(random() * 2**62)
         woken: set[str] = set()
@@ -270,12 +261,14 @@ def copy(n: Names, jobs: Iterable[NewJob], notify: bool, random: Callable[[], fl
             ready, later = _part(jobs, ids, now, due=True), _part(jobs, ids, now, due=False)
         count = 0
         if not isinstance(ready.jobs, Sequence) or ready.jobs:
-            rows = _chunks(ready, (str(segment),), lanes, rotor, now, woken)
-            count += (yield Copy("copy.ready", n.schema, "ready", ("seg", *ready.columns), rows))[0][0]
+            table, column, value = ("jobs_hot", "state", "1") if canonical else ("ready", "seg", str(segment))
+            rows = _chunks(ready, (value,), lanes, rotor, now, woken)
+            count += (yield Copy(f"copy.{table}", n.schema, table, (column, *ready.columns), rows))[0][0]
         if later.jobs:
             rows = _chunks(later, ("0", "0", "0"), lanes, rotor, now, set())
+            table = "scheduled_jobs" if canonical else "deferred"
             columns = ("state", "attempt", "run_lease", *later.columns)
-            count += (yield Copy("copy.deferred", n.schema, "deferred", columns, rows))[0][0]
+            count += (yield Copy(f"copy.{table}", n.schema, table, columns, rows))[0][0]
             soon = now + timedelta(seconds=PROMOTE_HINT)
             hinted = {job.queue for job in later.jobs if job.run_at is not None and job.run_at < soon}
         if notify and (woken or hinted):

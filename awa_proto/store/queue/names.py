@@ -35,10 +35,16 @@ PROGRESSING = "(coalesce(r.extra, '{}')::jsonb || jsonb_build_object('progress',
 class Names:
     """The names of one schema.
 
-    schema: as the user gave it.
+    schema: as the user gave it. canonical: statements made with them are those of canonical storage.
     """
 
     schema: str
+    canonical: bool = False
+
+    @property
+    def prefix(self) -> str:
+        """What tells names of statements apart whose text depends on the engine."""
+        return "canonical." if self.canonical else ""
 
     @cached_property
     def s(self) -> str:

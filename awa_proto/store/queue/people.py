@@ -15,15 +15,18 @@ from awa_proto.job import Attempt, JobRow, JobState
 from awa_proto.outcome import Transition
 from awa_proto.plan import Op, Plan, Statement
 from awa_proto.store import Cancelled, Ended
+from awa_proto.store.canonical import people as canonical
 from awa_proto.store.queue.claim import claimed
 from awa_proto.store.queue.close import CODES, statement
 from awa_proto.store.queue.dead_letters import WITHOUT_PROGRESS
+from awa_proto.store.queue.home import available, taker
 from awa_proto.store.queue.names import BODY, Names, body
 from awa_proto.store.queue.reads import JOB, fate, job_row, undeleted
 from awa_proto.store.queue.unique import kept_out, rival
 
 _CANCELLED = CODES[JobState.CANCELLED]
 _IN_A_LOG = 2
+_OVER = frozenset(code for state, code in CODES.items() if state.is_terminal)
 
 
 @lru_cache
@@ -37,7 +40,7 @@ RETURNING id"""
 
 @lru_cache
 def _locate_sql(n: Names) -> str:
-    """$1 id. Where the job is: 0 deferred, 1 failed or a dead letter, 2 in a log, in that order."""
+    """$1 id. Where the job is: 0 deferred, 1 failed or a dead letter, 2 in a log, 3 in canonical storage, in that order."""
     return f"""
 SELECT 0, 0::smallint, 0::smallint, NULL::bigint, NULL::smallint, NULL::bigint, 0, clock_timestamp()
 FROM {n.s}.deferred WHERE id = $1::bigint
@@ -49,6 +52,10 @@ UNION ALL
 (SELECT 2, r.seg, k.outcome, t.claim_id, t.idx, t.lease, r.attempt + 1, clock_timestamp()
  FROM {n.s}.ready r{fate(n, "r")}
  WHERE r.id = $1::bigint AND {undeleted(n, "r")} ORDER BY r.id DESC, r.run_lease DESC LIMIT 1)
+UNION ALL
+SELECT 3, 0, state, NULL, NULL, NULL, 0, clock_timestamp() FROM {n.s}.jobs_hot WHERE id = $1::bigint
+UNION ALL
+SELECT 3, 0, state, NULL, NULL, NULL, 0, clock_timestamp() FROM {n.s}.scheduled_jobs WHERE id = $1::bigint
 LIMIT 1"""
 
 
@@ -125,7 +132,9 @@ def cancel(n: Names, id: int, flush: int) -> Op[Cancelled]:
         place, s, outcome, claim_id, idx, lease, attempt, now = found[0]
         if place == 0:
             return Cancelled.AGAIN
-        if place == 1 or outcome == CODES[JobState.COMPLETED]:
+        if place == 3 and outcome not in _OVER:
+            return (yield from canonical.cancelling(n, id, flush))
+        if place in {1, 3} or outcome == CODES[JobState.COMPLETED]:
             return Cancelled.ENDED
         if outcome is not None:  # it went elsewhere, and there it was deleted
             return Cancelled.NOT_FOUND
@@ -167,7 +176,11 @@ def move(n: Names, id: int, queue: str | None, priority: int | None) -> Op[Cance
         place, s, outcome, claim_id, *_ = found[0]
         if place == 0:
             return Cancelled.AGAIN
-        if place == 1 or outcome == CODES[JobState.COMPLETED]:
+        if place == 3 and outcome in {CODES[JobState.RUNNING], CODES[JobState.WAITING_EXTERNAL]}:
+            return Cancelled.RUNNING
+        if place == 3 and outcome not in _OVER:
+            return (yield from canonical.moving(n, id, queue, priority))
+        if place in {1, 3} or outcome == CODES[JobState.COMPLETED]:
             return Cancelled.ENDED
         if outcome is not None:
             return Cancelled.NOT_FOUND
@@ -185,19 +198,16 @@ def move(n: Names, id: int, queue: str | None, priority: int | None) -> Op[Cance
 
 @lru_cache
 def _retry_sql(n: Names) -> str:
+    both = "(SELECT * FROM gone UNION ALL SELECT * FROM letter) gone"
     return f"""
-WITH known AS MATERIALIZED (
+WITH {taker(n)}known AS MATERIALIZED (
   SELECT id, extra FROM {n.s}.failed WHERE id = $1::bigint UNION ALL SELECT id, extra FROM {n.s}.dlq WHERE id = $1::bigint
 ),{kept_out(n, "known", str(CODES[JobState.AVAILABLE]))},
-gone AS (DELETE FROM {n.s}.failed WHERE id = $1::bigint AND NOT EXISTS (SELECT FROM kept_out) RETURNING *),
-letter AS (DELETE FROM {n.s}.dlq WHERE id = $1::bigint AND NOT EXISTS (SELECT FROM kept_out) RETURNING *),
-back AS (
-  INSERT INTO {n.s}.ready (seg, id, {BODY})
-  SELECT {n.open_segment}, id, {body(attempt="0", run_at="now()")} FROM gone
-  UNION ALL
-  SELECT {n.open_segment}, id, {body(attempt="0", run_at="now()", extra=WITHOUT_PROGRESS)} FROM letter
-  RETURNING *
-)
+gone AS (DELETE FROM {n.s}.failed WHERE id = $1::bigint AND NOT EXISTS (SELECT FROM kept_out) RETURNING id, {BODY}),
+letter AS (
+  DELETE FROM {n.s}.dlq WHERE id = $1::bigint AND NOT EXISTS (SELECT FROM kept_out)
+  RETURNING id, {body(extra=f"{WITHOUT_PROGRESS} AS extra")}
+),{available(n, "back", body(attempt="0", run_at="now()"), both, returning=f"id, {BODY}")}
 SELECT {JOB}, {n.wake("queue")} FROM (
   SELECT b.*, {CODES[JobState.AVAILABLE]} AS state, NULL::timestamptz AS attempted_at, NULL::timestamptz AS deadline_at,
          NULL::timestamptz AS finalized_at, NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, NULL::json AS output
@@ -208,10 +218,11 @@ def retry(n: Names, id: int) -> Op[JobRow | None]:
     """A failed or cancelled job runs again, from attempt 0; of a dead letter the progress is dropped. None: it is neither."""
 
     def plan() -> Plan[JobRow | None]:
-        rows = yield Statement("retry", _retry_sql(n), (id,))
-        if rows:
-            return job_row(rows[0][:18])
-        if (other := (yield from rival(n, id, "failed", "dlq"))) is not None:
+        rows = yield Statement(f"{n.prefix}retry", _retry_sql(n), (id,))
+        row = rows[0] if rows else (yield from canonical.retrying(n, id, JOB))
+        if row is not None:
+            return job_row(row[:18])
+        if (other := (yield from rival(n, id, "failed", "dlq", "jobs_hot"))) is not None:
             raise UniqueConflict(other)
         return None
 
@@ -220,11 +231,13 @@ def retry(n: Names, id: int) -> Op[JobRow | None]:
 
 @lru_cache
 def _delete_sql(n: Names) -> str:
-    """$1 id. A failed or cancelled job or a dead letter."""
+    """$1 id. A failed or cancelled job or a dead letter, and any job of canonical storage that has ended."""
+    over = ", ".join(map(str, sorted(_OVER)))
     return f"""
 WITH gone AS (DELETE FROM {n.s}.failed WHERE id = $1::bigint RETURNING id),
-letter AS (DELETE FROM {n.s}.dlq WHERE id = $1::bigint RETURNING id)
-SELECT id FROM gone UNION ALL SELECT id FROM letter"""
+letter AS (DELETE FROM {n.s}.dlq WHERE id = $1::bigint RETURNING id),
+hot AS (DELETE FROM {n.s}.jobs_hot WHERE id = $1::bigint AND CASE WHEN state IN ({over}) THEN true END RETURNING id)
+SELECT id FROM gone UNION ALL SELECT id FROM letter UNION ALL SELECT id FROM hot"""
 
 
 @lru_cache

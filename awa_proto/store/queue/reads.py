@@ -129,13 +129,21 @@ WHERE (c.turn IS NULL OR NOT {claimed("r", "c")}) AND {where}
 {rest}"""
 
 
-def beside(n: Names, table: str, where: str, rest: str) -> str:
-    """Rows of `deferred`, `failed` or `dlq`, with the columns of JOB."""
+def beside(n: Names, table: str, where: str, rest: str, *, whole: bool = False) -> str:
+    """Rows of a table that has one for each job, as `deferred` has, with the columns of JOB.
+
+    whole: also the progress of an attempt that runs.
+    """
+    extra = "CASE WHEN a.progress IS NULL THEN r.extra ELSE " + PROGRESSING + " END AS extra" if whole else "r.extra"
+    running = f"r.state = {CODES[JobState.RUNNING]} AND a.job_id = r.id AND a.run_lease = r.run_lease"
+    recorded = f"LEFT JOIN {n.s}.attempts a ON {running}"
+    deadline = "r.deadline_at" if table == "jobs_hot" else "NULL::timestamptz AS deadline_at"
     letter = "r.dlq_reason, r.dlq_at, NULL::json AS output" if table == "dlq" else _NO_LETTER
     return f"""
 SELECT r.id, r.kind, r.queue, r.args, r.state, r.priority, r.attempt, r.run_lease, r.max_attempts, r.run_at, r.created_at,
-       r.attempted_at, NULL::timestamptz AS deadline_at, r.finalized_at, r.extra, {letter}
+       r.attempted_at, {deadline}, r.finalized_at, {extra}, {letter}
 FROM {n.s}.{table} r
+{recorded if whole else ""}
 WHERE {where}
 {rest}"""
 
@@ -190,6 +198,10 @@ SELECT {JOB} FROM (
   ({beside(n, "dlq", mine, "")})
   UNION ALL
   ({_logged(n, mine, "ORDER BY r.id DESC, r.run_lease DESC LIMIT 1", whole=True)})
+  UNION ALL
+  ({beside(n, "jobs_hot", mine, "", whole=True)})
+  UNION ALL
+  ({beside(n, "scheduled_jobs", mine, "")})
 ) j LIMIT 1"""
 
 
@@ -227,10 +239,13 @@ def list_sql(n: Names, state: JobState | None, kind: bool, queue: bool) -> str:
             number += 1
     newest = "ORDER BY r.id DESC LIMIT $2::int"
     parts: list[str] = []
+    only = where + (f" AND r.state = {CODES[state]}" if state else "")
     if state is None or state in _IN_DEFERRED:
-        parts.append(beside(n, "deferred", where + (f" AND r.state = {CODES[state]}" if state else ""), newest))
+        parts += [beside(n, table, only, newest) for table in ("deferred", "scheduled_jobs")]
+    if state not in _IN_DEFERRED:
+        parts.append(beside(n, "jobs_hot", only, newest))
     if state is None or state in _IN_FAILED:
-        parts.append(beside(n, "failed", where + (f" AND r.state = {CODES[state]}" if state else ""), newest))
+        parts.append(beside(n, "failed", only, newest))
     if state is None or state is JobState.FAILED:
         parts.append(beside(n, "dlq", where, newest))
     if state is JobState.RUNNING:
@@ -239,8 +254,6 @@ def list_sql(n: Names, state: JobState | None, kind: bool, queue: bool) -> str:
         parts.append(_available(n, where, newest))
     elif state is None or state is JobState.COMPLETED:
         parts.append(_logged(n, where + (" AND k.outcome IS NOT NULL" if state else ""), newest))
-    if not parts:
-        return f"SELECT {JOB} FROM ({beside(n, 'failed', 'false AND ' + where + ' AND $2::int > 0', '')}) j"
     union_all = ")\nUNION ALL\n(".join(parts)
     return f"SELECT {JOB} FROM (\n({union_all})\n) j ORDER BY id DESC LIMIT $2::int"
 
@@ -298,6 +311,22 @@ SELECT queue, state, count(*) FROM (
 GROUP BY queue, state"""
 
 
+def _counts_canonical_sql(n: Names) -> str:
+    """Of available and of completed jobs the oldest and the newest ones are counted, up to a bound each."""
+    available, completed = CODES[JobState.AVAILABLE], CODES[JobState.COMPLETED]
+    return f"""
+SELECT queue, state, count(*), CASE state WHEN {available} THEN min(run_at) END FROM (
+  (SELECT queue, state, run_at FROM {n.s}.jobs_hot WHERE state = {available} ORDER BY id LIMIT {10 * _COUNTED})
+  UNION ALL
+  (SELECT queue, state, run_at FROM {n.s}.jobs_hot WHERE state = {completed} ORDER BY id DESC LIMIT {10 * _COUNTED})
+  UNION ALL
+  SELECT queue, state, run_at FROM {n.s}.jobs_hot WHERE state NOT IN ({available}, {completed})
+  UNION ALL
+  SELECT queue, state, run_at FROM {n.s}.scheduled_jobs
+) j
+GROUP BY queue, state"""
+
+
 def queue_stats(n: Names) -> Op[list[QueueStat]]:
     """How many jobs each queue holds. One statement per segment in use: planned as one they cost a compilation."""
 
@@ -305,8 +334,9 @@ def queue_stats(n: Names) -> Op[list[QueueStat]]:
         used = yield Statement(
             "segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'"
         )
-        beside, letters, deleted, said, *logs = yield (
+        beside, canonical, letters, deleted, said, *logs = yield (
             Statement("stats.beside", _counts_beside_sql(n)),
+            Statement("stats.canonical", _counts_canonical_sql(n)),
             Statement("stats.dlq", f"SELECT queue, count(*) FROM {n.s}.dlq GROUP BY queue"),
             Statement("stats.deleted", f"SELECT queue, count(*) FROM {n.s}.deleted GROUP BY queue"),
             Statement("stats.queues", f"SELECT queue, paused_at IS NOT NULL, stripes FROM {n.s}.queues"),
@@ -319,8 +349,12 @@ def queue_stats(n: Names) -> Op[list[QueueStat]]:
                 stat[name] = stat.get(name, 0) + count
             if oldest is not None:
                 stat["lag"] = max(stat.get("lag", 0.0), (used[0][1] - oldest).total_seconds())
-        for queue, state, count in beside:
-            found.setdefault(queue, {})[_STATES[state].value] = count
+        for queue, state, count, *rest in (*beside, *canonical):
+            stat = found.setdefault(queue, {})
+            name = _STATES[state].value
+            stat[name] = stat.get(name, 0) + count
+            for oldest in filter(None, rest):
+                stat["lag"] = max(stat.get("lag", 0.0), (used[0][1] - oldest).total_seconds())
         for queue, count in deleted:
             if queue in found:
                 found[queue]["completed"] -= count

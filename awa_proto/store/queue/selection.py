@@ -18,6 +18,7 @@ from awa_proto.store.queue.unique import kept_out
 
 LOOKED = 20_000
 """Most rows of a table a statement looks at."""
+_FIRST = -(2**63)
 BATCH = 1000
 """Most jobs a statement of a bulk call changes."""
 
@@ -86,26 +87,24 @@ GONE_ON = f"""(SELECT count(*) FROM gone)::int, (SELECT max(id) FROM looked),
 """SQL: what `in_batches` wants to hear of `taken`."""
 
 
-def in_batches(name: str, statement: Callable[[int, int], Statement], limit: int | None) -> Op[int]:
+def in_batches(name: str, *statements: Callable[[int, int], Statement], limit: int | None) -> Op[int]:
     """A bulk call: statements until nothing is left or `limit` jobs were changed; the result is how many were.
 
-    statement: made of the id to begin after and the most jobs to change. Its row: how many it has changed, the id up to
-    which it has looked, whether there may be more.
+    statements: for each table one, made of the id to begin after and the most jobs to change. Its row: how many it has
+    changed, the id up to which it has looked, whether there may be more.
 
     Each one commits by itself. When the Op is run again after an error it goes on where it was, with its count.
     """
-    done, after = 0, -(2**63)
+    done, table, after = 0, 0, _FIRST
 
     def plan() -> Plan[int]:
-        nonlocal done, after
-        while limit is None or done < limit:
+        nonlocal done, table, after
+        while table < len(statements) and (limit is None or done < limit):
             most = BATCH if limit is None else min(BATCH, limit - done)
-            rows = yield statement(after, most)
+            rows = yield statements[table](after, most)
             count, last, more, *_ = rows[0]
             done += count
-            if not more:
-                break
-            after = last
+            table, after = (table, last) if more else (table + 1, _FIRST)
         return done
 
     return Op(name, plan, safe_to_retry=True)

@@ -68,14 +68,15 @@ def kept(jobs: str, state: str, extra: str = "extra") -> str:
 
 
 def rival(n: Names, id: int, *tables: str) -> Plan[int | None]:
-    """The job whose key keeps a job of these tables from running again, if there is one."""
+    """The job whose key keeps a failed or cancelled job of these tables from running again, if there is one."""
     rows = yield Statement(f"unique.rival.{'.'.join(tables)}", _rival_sql(n, tables), (id,))
     return rows[0][0] if rows else None
 
 
 @lru_cache
 def _rival_sql(n: Names, tables: tuple[str, ...]) -> str:
-    jobs = " UNION ALL ".join(f"SELECT id, extra FROM {n.s}.{table} WHERE id = $1::bigint" for table in tables)
+    over = "WHERE id = $1::bigint AND state IN (5, 6)"
+    jobs = " UNION ALL ".join(f"SELECT id, extra FROM {n.s}.{table} {over}" for table in tables)
     return f"""
 SELECT u.job_id FROM ({jobs}) j
 JOIN {n.s}.unique_keys u ON u.key = decode(j.extra->'unique'->>0, 'hex')

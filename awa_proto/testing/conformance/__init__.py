@@ -1,13 +1,14 @@
 """What every store must do, as scenarios that are run over each engine, each database adapter and each server.
 
-A scenario is an async function of a `Kit`, or of a `DatabaseKit` when it needs connections of its own; its name is a
-promise of the store, its body the proof. It speaks anyio only. It is given a store without jobs, and may leave anything
-behind.
+A scenario is an async function of a `Kit`, of a `DatabaseKit` when it needs connections of its own, of a `RingKit` or a
+`RowKit` when it is about what only queue storage or only canonical storage does; its name is a promise of the store, its body
+the proof. It speaks anyio only. It is given a store without jobs, and may leave anything behind.
 
     enqueue, claim, claim_one, close, endings, deferred, people, unique, dead_letters, bulk, reads, queues
-                                 one concern each; most need no database
-    turns, closers               the same beside transactions that are open
-    ring, listening, migration   what only queue storage has
+                           one concern each; most need no database
+    turns, closers         the same beside transactions that are open
+    listening, migration   the database around it
+    ring, rows             what only queue storage, only canonical storage has
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from awa_proto.testing.conformance import (
     queues,
     reads,
     ring,
+    rows,
     turns,
     unique,
 )
@@ -54,22 +56,25 @@ _MODULES = (
     reads,
     queues,
     ring,
+    rows,
     listening,
     migration,
 )
+_ENGINE = {"DatabaseKit": None, "RingKit": "queue", "RowKit": "canonical"}
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A promise and its proof.
 
-    name: `file: sentence`. needs_database: whether it takes a DatabaseKit. makes_schemas: it wants a database of its own,
-    which it fills with schemas.
+    name: `file: sentence`. needs_database: whether it takes more than a Kit. engine: of the one engine it is about, else None.
+    makes_schemas: it wants a database of its own, which it fills with schemas.
     """
 
     name: str
     run: Callable[[Any], Awaitable[None]]
     needs_database: bool
+    engine: str | None
     makes_schemas: bool
 
 
@@ -85,7 +90,8 @@ def _of(module: ModuleType) -> list[Scenario]:
                     Scenario(
                         f"{about}: {name.replace('_', ' ')}",
                         value,
-                        needs_database=wants[0].annotation == "DatabaseKit",
+                        needs_database=wants[0].annotation in _ENGINE,
+                        engine=_ENGINE.get(wants[0].annotation),
                         makes_schemas=module is migration,
                     )
                 )

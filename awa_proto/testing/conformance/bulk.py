@@ -11,7 +11,7 @@ from awa_proto import extra as extras
 from awa_proto.job import JobState
 from awa_proto.store import Cancelled, Demand, NewJob, Selection
 from awa_proto.testing.conformance.dead_letters import failed, letters
-from awa_proto.testing.conformance.kit import HOUR, DatabaseKit, Kit, end, jobs, now, together
+from awa_proto.testing.conformance.kit import HOUR, DatabaseKit, Kit, RingKit, end, jobs, now, together
 from awa_proto.testing.conformance.people import OVER, WAITING, cancel
 from awa_proto.testing.conformance.reads import agree
 
@@ -97,7 +97,7 @@ async def a_drained_job_keeps_its_attempts_and_can_be_retried(kit: Kit) -> None:
     assert (job.state, job.attempt, len(job.errors)) == (JobState.CANCELLED, 1, 1)
 
 
-async def a_long_queue_is_drained_to_its_end(kit: DatabaseKit) -> None:
+async def a_long_queue_is_drained_to_its_end(kit: RingKit) -> None:
     """Batch by batch, over all segments; what was claimed before is not touched."""
     ids = await kit.enqueue(30)
     taken = [attempt.id for attempt in await kit.claim(20)]

@@ -8,7 +8,7 @@ from datetime import timedelta
 from awa_proto import extra as extras
 from awa_proto.job import Attempt, JobState
 from awa_proto.store import Cancelled, JobFilter, NewJob, Verdict
-from awa_proto.testing.conformance.kit import HOUR, DatabaseKit, Kit, Session, end, now, together
+from awa_proto.testing.conformance.kit import HOUR, DatabaseKit, Kit, RingKit, Session, end, now, together
 from awa_proto.unique import Uniqueness, UniqueOpts
 
 
@@ -247,7 +247,7 @@ async def a_rollback_leaves_nothing_of_it(kit: DatabaseKit) -> None:
     assert (stat.completed, stat.scheduled, stat.running) == (0, 1, 1)
 
 
-async def after_a_rotation_it_finds_the_jobs_of_older_segments(kit: DatabaseKit) -> None:
+async def after_a_rotation_it_finds_the_jobs_of_older_segments(kit: RingKit) -> None:
     """And ends them there."""
     old = await kit.enqueue(2)
     await kit.rotate()

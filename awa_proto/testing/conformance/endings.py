@@ -219,7 +219,7 @@ async def of_two_closers_only_the_winner_brings_something_along(kit: DatabaseKit
             theirs = [bringing(a, follow_ups=follows(kind="winner")) for a in attempts]
             assert await winner.run(kit.store.finalize(theirs, kit.flush)) == [ACCEPTED] * 2
             await together(partial(lose, ours, flush, lost), partial(win, winner))
-        assert lost == [AGAIN] * 2
+        assert set(lost) <= {AGAIN, STALE}
         assert await kit.finalize(*ours, flush=flush) == [STALE] * 2
         assert {a.kind for a in await kit.claim(queue="follow")} == {"winner"}
 

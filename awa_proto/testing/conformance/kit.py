@@ -1,7 +1,8 @@
 """What a scenario is given: a store, something that runs its Ops, and the words scenarios are told in.
 
 `Kit` is all a store without a database needs. `DatabaseKit` has sessions beside it: connections of a user's own, with
-transactions of any isolation level. A scenario says by the type of its parameter which of the two it wants.
+transactions of any isolation level. `RingKit` is one over queue storage, whose segments can be turned. A scenario says by the
+type of its parameter which of them it wants.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from awa_proto.store import (
     Verdicts,
     WorkerInfo,
 )
+from awa_proto.store.canonical.store import CanonicalStore
 from awa_proto.store.queue import QueueStore
 
 T = TypeVar("T")
@@ -138,7 +140,7 @@ class Kit:
         """Claim from one queue, as often as it takes to get a turn."""
         while True:
             claimed = await self.ask(Demand(queue, wanted, stripe, aging, deadline))
-            if not claimed.again:
+            if claimed.attempts or not claimed.again:
                 return list(claimed.attempts)
             await anyio.sleep(0.002)
 
@@ -191,31 +193,26 @@ class Kit:
 
 
 class DatabaseKit(Kit):
-    """A Kit over queue storage in a database.
+    """A Kit over an engine in a database.
 
-    schema: where it is. session: opens a connection of a user's own; options: what a role may have as its default, such
-    as `-c default_transaction_isolation=serializable`.
+    make: makes the store of a schema. schema: that of the kit itself. session: opens a connection of a user's own; options:
+    what a role may have as its default, such as `-c default_transaction_isolation=serializable`.
     """
 
     def __init__(
         self,
-        store: QueueStore,
+        make: Callable[[str], QueueStore | CanonicalStore],
         run: Runs,
         session: Callable[..., AbstractAsyncContextManager[Session]],
         *,
         schema: str = "awa",
     ) -> None:
+        store = make(schema)
         super().__init__(store, run)
-        self.ring_store = store
+        self.make = make
+        self.channel = store.channel
         self.session = session
         self.schema = schema
-
-    async def rotate(self, *, publish: bool = True) -> int | None:
-        """Open the next segment."""
-        opened = await self.run(self.ring_store.rotate())
-        if publish:
-            await self.run(self.ring_store.publish())
-        return opened
 
     async def sql(self, text: str) -> list[Row]:
         """Rows of a statement on a connection of its own."""
@@ -230,6 +227,32 @@ class DatabaseKit(Kit):
                 f" WHERE NOT l.granted AND l.locktype = '{locktype}' AND a.datname = current_database()"
             ):
                 await anyio.sleep(0.002)
+
+
+class RingKit(DatabaseKit):
+    """A DatabaseKit over queue storage."""
+
+    def __init__(
+        self,
+        make: Callable[[str], QueueStore],
+        run: Runs,
+        session: Callable[..., AbstractAsyncContextManager[Session]],
+        *,
+        schema: str = "awa",
+    ) -> None:
+        super().__init__(make, run, session, schema=schema)
+        self.ring_store = make(schema)
+
+    async def rotate(self, *, publish: bool = True) -> int | None:
+        """Open the next segment."""
+        opened = await self.run(self.ring_store.rotate())
+        if publish:
+            await self.run(self.ring_store.publish())
+        return opened
+
+
+class RowKit(DatabaseKit):
+    """A DatabaseKit over canonical storage."""
 
 
 async def together(*acts: Callable[[], Awaitable[object]]) -> None:

@@ -10,7 +10,7 @@ from awa_proto.testing.conformance.kit import HOUR, DatabaseKit, Session, end, j
 
 async def listen(kit: DatabaseKit, session: Session) -> None:
     """LISTEN to the channel of the store."""
-    channel = kit.ring_store.channel.replace('"', '""')
+    channel = kit.channel.replace('"', '""')
     await session.sql(f'LISTEN "{channel}"')
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 from awa_proto.errors import SchemaNotMigrated, ValidationError
 from awa_proto.job import JobState
-from awa_proto.schema import latest, migrate, quoted, script
+from awa_proto.schema import latest, migrate, migrations, quoted, script
 from awa_proto.store import Demand, JobFilter, NewJob, Ring, WorkerInfo
-from awa_proto.store.queue import QueueStore
 from awa_proto.testing.conformance.close import every_outcome_leaves_the_job_in_its_state
 from awa_proto.testing.conformance.kit import DatabaseKit, Kit, end, jobs, now, together
 from awa_proto.testing.conformance.people import a_job_nobody_runs_can_be_moved
@@ -30,14 +28,14 @@ ODD_NAMES = (
 
 def store(kit: DatabaseKit, schema: str) -> Kit:
     """A kit over another schema of the same database."""
-    return Kit(QueueStore(schema, random=random.random), kit.run)
+    return Kit(kit.make(schema), kit.run)
 
 
 async def a_second_migration_finds_nothing_to_do(kit: DatabaseKit) -> None:
     """It is idempotent, and says how many it applied."""
     await kit.enqueue(2)
     assert await kit.run(migrate(kit.schema)) == 0
-    assert await kit.run(migrate("second")) == latest()
+    assert await kit.run(migrate("second")) == len(migrations())
     assert await kit.run(migrate("second")) == 0
     assert len(await kit.claim()) == 2
 
@@ -50,13 +48,13 @@ async def ten_processes_migrate_at_once_and_one_of_them_does_it(kit: DatabaseKit
         applied.append(await kit.run(migrate("ten")))
 
     await together(*[one] * 10)
-    assert sorted(applied) == [0] * 9 + [latest()]
+    assert sorted(applied) == [0] * 9 + [len(migrations())]
     assert await kit.sql("SELECT count(*) FROM ten.segments") == [(8,)]
 
 
 async def every_call_on_an_unmigrated_database_says_so(kit: DatabaseKit) -> None:
     """SchemaNotMigrated with the command that helps, whatever the call."""
-    other = QueueStore("nowhere", random=random.random)
+    other = kit.make("nowhere")
     (attempt,) = [a for _ in await kit.enqueue() for a in await kit.claim()]
     calls: list[Callable[[], Awaitable[object]]] = [
         partial(kit.run, other.insert(jobs(1))),
@@ -128,7 +126,7 @@ async def a_migration_that_fails_leaves_nothing_behind(kit: DatabaseKit) -> None
 async def any_schema_name_works(kit: DatabaseKit) -> None:
     """Every statement there is, in every odd name, side by side in one database."""
     for name in ODD_NAMES:
-        assert await kit.run(migrate(name)) == latest()
+        assert await kit.run(migrate(name)) == len(migrations())
         assert await kit.run(migrate(name)) == 0
         other = store(kit, name)
         await every_read_shows_a_job_in_its_state(other)
@@ -139,7 +137,7 @@ async def any_schema_name_works(kit: DatabaseKit) -> None:
         await kit.run(migrate(name))
         await scenario(store(kit, name))
     async with kit.session() as session:
-        queues = QueueStore(ODD_NAMES[0], random=random.random)
+        queues = kit.make(ODD_NAMES[0])
         channel = queues.channel.replace('"', '""')
         await session.sql(f'LISTEN "{channel}"')
         await session.run(queues.announce(["q"]))
@@ -151,10 +149,9 @@ async def any_schema_name_works(kit: DatabaseKit) -> None:
 async def impossible_schema_names_are_refused_before_anything_is_sent(kit: DatabaseKit) -> None:
     """Empty, too long in bytes, with NUL or another control character, a lone surrogate, or reserved."""
     for name in ("", "x" * 64, "ü" * 32, "a\0b", "a\nb", "\ud800", "pg_awa"):
-        for use in (migrate, partial(QueueStore, random=random.random)):
+        for use in (migrate, lambda name: kit.make(name).promote(1)):
             try:
-                made = use(name)
-                await kit.run(made.promote(1) if isinstance(made, QueueStore) else made)
+                await kit.run(use(name))
             except ValidationError as error:
                 assert error.field == "schema"
             else:

@@ -8,7 +8,7 @@ import anyio
 
 from awa_proto.job import JobState
 from awa_proto.store import Cancelled, NewJob, Verdict
-from awa_proto.testing.conformance.kit import HOUR, OUTCOMES, DatabaseKit, Kit, Session, end, now, together
+from awa_proto.testing.conformance.kit import HOUR, OUTCOMES, DatabaseKit, Kit, RingKit, Session, end, now, together
 
 WAITING = (JobState.AVAILABLE, JobState.SCHEDULED, JobState.RETRYABLE)
 OVER = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
@@ -152,7 +152,7 @@ async def a_running_job_cannot_be_moved(kit: Kit) -> None:
     assert (await kit.job(id)).queue == "q"
 
 
-async def a_claim_that_waited_for_a_move_sees_it(kit: DatabaseKit) -> None:
+async def a_claim_that_waited_for_a_move_sees_it(kit: RingKit) -> None:
     """H2: move takes the lane's turn, so a claim with an older cursor takes nothing and asks again."""
     ids = await kit.enqueue(2)
     taken: list[int] = []

@@ -6,18 +6,18 @@ from functools import partial
 
 from awa_proto.errors import DatabaseError, Failure
 from awa_proto.job import JobState
-from awa_proto.store import Demand, Ring
-from awa_proto.testing.conformance.kit import HOUR, OUTCOMES, DatabaseKit, end, jobs, now, together
+from awa_proto.store import Demand, Ring, Verdict
+from awa_proto.testing.conformance.kit import HOUR, OUTCOMES, RingKit, end, jobs, now, together
 from awa_proto.testing.conformance.reads import agree
 
 
-async def _live(of: DatabaseKit) -> tuple[int, ...]:
+async def _live(of: RingKit) -> tuple[int, ...]:
     """Those that may hold work."""
     ring, _ = await of.run(of.store.survey([]))
     return ring.segments
 
 
-async def a_rotation_opens_the_next_segment_and_claims_report_it(kit: DatabaseKit) -> None:
+async def a_rotation_opens_the_next_segment_and_claims_report_it(kit: RingKit) -> None:
     """The version grows, so a worker with an old list knows that it is old."""
     before = await kit.register()
     assert before.ring.segments == (0,)
@@ -32,7 +32,7 @@ async def a_rotation_opens_the_next_segment_and_claims_report_it(kit: DatabaseKi
     assert ring == Ring(after.version, (0, 1))
 
 
-async def jobs_of_all_segments_are_found_old_ones_first(kit: DatabaseKit) -> None:
+async def jobs_of_all_segments_are_found_old_ones_first(kit: RingKit) -> None:
     """At equal effective priority the oldest segment comes first, so that it gets empty."""
     ids: list[int] = []
     for _ in range(4):
@@ -45,7 +45,7 @@ async def jobs_of_all_segments_are_found_old_ones_first(kit: DatabaseKit) -> Non
     assert [a.segment for a in attempts] == [n // 2 for n in range(10)]
 
 
-async def a_backlog_in_an_old_segment_does_not_hide_an_urgent_job_in_a_new_one(kit: DatabaseKit) -> None:
+async def a_backlog_in_an_old_segment_does_not_hide_an_urgent_job_in_a_new_one(kit: RingKit) -> None:
     """Best effective priority over all segments first, then the oldest segment."""
     backlog = await kit.enqueue(5, priority=3)
     await kit.rotate()
@@ -56,7 +56,7 @@ async def a_backlog_in_an_old_segment_does_not_hide_an_urgent_job_in_a_new_one(k
     assert sorted(a.id for a in await kit.claim(100)) == sorted([*backlog, *low])
 
 
-async def attempts_end_in_the_segment_they_were_claimed_in(kit: DatabaseKit) -> None:
+async def attempts_end_in_the_segment_they_were_claimed_in(kit: RingKit) -> None:
     """Whatever the outcome; a job that goes on goes on in the open segment, and every read finds it."""
     ids = await kit.enqueue(6)
     attempts = await kit.claim()
@@ -80,7 +80,21 @@ async def attempts_end_in_the_segment_they_were_claimed_in(kit: DatabaseKit) -> 
     await agree(kit, ids)
 
 
-async def people_find_jobs_in_every_segment(kit: DatabaseKit) -> None:
+async def a_wrong_place_in_the_logs_is_stale(kit: RingKit) -> None:
+    """H1: after a crash the server may give out claim ids again; each is asked for with its lease, each index within it."""
+    await kit.enqueue(1)
+    (attempt,) = await kit.claim()
+    for to in OUTCOMES:
+        for wrong in (
+            attempt._replace(claim_id=attempt.claim_id + 1000),
+            attempt._replace(idx=1),
+            attempt._replace(idx=999),
+        ):
+            assert await kit.finalize(end(wrong, to)) == [Verdict.STALE]
+    await kit.close(attempt)
+
+
+async def people_find_jobs_in_every_segment(kit: RingKit) -> None:
     """Cancel and move work on sealed segments; what is moved goes to the open one."""
     first = await kit.enqueue(4)
     await kit.claim(1)
@@ -95,7 +109,7 @@ async def people_find_jobs_in_every_segment(kit: DatabaseKit) -> None:
     assert [(a.id, a.segment) for a in await kit.claim()] == [(first[3], 0), (second[1], 1), (first[2], 2)]
 
 
-async def a_transaction_with_an_old_snapshot_reaches_the_open_segment(kit: DatabaseKit) -> None:
+async def a_transaction_with_an_old_snapshot_reaches_the_open_segment(kit: RingKit) -> None:
     """The open segment is read from a sequence, which no snapshot hides."""
     async with kit.session() as old:
         await old.sql("BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -107,7 +121,7 @@ async def a_transaction_with_an_old_snapshot_reaches_the_open_segment(kit: Datab
     assert [(a.id, a.segment) for a in await kit.claim()] == [(row.id, 2)]
 
 
-async def a_straggler_in_a_sealed_segment_is_found(kit: DatabaseKit) -> None:
+async def a_straggler_in_a_sealed_segment_is_found(kit: RingKit) -> None:
     """Its transaction began before the seal and ended long after."""
     async with kit.session() as straggler:
         await straggler.sql("BEGIN")
@@ -121,7 +135,7 @@ async def a_straggler_in_a_sealed_segment_is_found(kit: DatabaseKit) -> None:
     assert [(a.id, a.segment) for a in await kit.claim()] == [(row.id, 0)]
 
 
-async def without_a_free_segment_rotation_waits(kit: DatabaseKit) -> None:
+async def without_a_free_segment_rotation_waits(kit: RingKit) -> None:
     """None, and everything goes on in the open one."""
     assert [await kit.rotate() for _ in range(9)] == [1, 2, 3, 4, 5, 6, 7, None, None]
     (id,) = await kit.enqueue()
@@ -129,7 +143,7 @@ async def without_a_free_segment_rotation_waits(kit: DatabaseKit) -> None:
     assert await kit.states([id]) == [JobState.RUNNING]
 
 
-async def two_leaders_that_rotate_at_once_open_one_segment(kit: DatabaseKit) -> None:
+async def two_leaders_that_rotate_at_once_open_one_segment(kit: RingKit) -> None:
     """Never two open ones: the rotation that waited finds nothing to do."""
     opened: list[int | None] = []
 
@@ -156,7 +170,7 @@ async def two_leaders_that_rotate_at_once_open_one_segment(kit: DatabaseKit) -> 
     assert await _live(kit) == (0, 1)
 
 
-async def rotations_at_full_speed_lose_no_job(kit: DatabaseKit) -> None:
+async def rotations_at_full_speed_lose_no_job(kit: RingKit) -> None:
     """Two rotate and publish, two enqueue, two claim with a list of segments that is old."""
     ids: list[int] = []
     taken: list[int] = []

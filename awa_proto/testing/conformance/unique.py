@@ -11,7 +11,18 @@ from awa_proto.extra import with_unique
 from awa_proto.job import Attempt, JobState
 from awa_proto.plan import Op
 from awa_proto.store import Cancelled, Ended, NewJob, Selection, Unique, Verdict
-from awa_proto.testing.conformance.kit import HOUR, OUTCOMES, DatabaseKit, Kit, Session, end, jobs, now, together
+from awa_proto.testing.conformance.kit import (
+    HOUR,
+    OUTCOMES,
+    DatabaseKit,
+    Kit,
+    RingKit,
+    Session,
+    end,
+    jobs,
+    now,
+    together,
+)
 from awa_proto.testing.conformance.people import cancel
 from awa_proto.unique import DEFAULT_STATES, mask
 
@@ -537,7 +548,7 @@ async def an_older_snapshot_never_takes_a_key_that_was_taken_since(kit: Database
                     raise AssertionError("there are two")
 
 
-async def a_job_is_found_wherever_the_engine_keeps_it(kit: DatabaseKit) -> None:
+async def a_job_is_found_wherever_the_engine_keeps_it(kit: RingKit) -> None:
     """In an older segment, promoted from the deferred ones, after many claims of its lane."""
     (old,) = await kit.insert(unique("old"))
     await kit.enqueue(30, queue="busy")

@@ -1,0 +1,180 @@
+"""The Store of canonical storage."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+
+from awa_proto.job import DlqCursor, JobPage, JobRow
+from awa_proto.plan import Op, Plan
+from awa_proto.store import (
+    Cancelled,
+    Claimed,
+    Demand,
+    Ended,
+    JobFilter,
+    NewJob,
+    Progress,
+    Promoted,
+    QueueSettings,
+    QueueStat,
+    Registration,
+    Ring,
+    Selection,
+    Verdicts,
+    WorkerInfo,
+)
+from awa_proto.store.canonical import attempts, claim, claim_one, close, promote
+from awa_proto.store.queue import bulk, dead_letters, enqueue, listening, people, reads, settings, unique, workers
+from awa_proto.store.queue.names import Names
+
+_NO_RING = Ring(0)
+
+
+class CanonicalStore:
+    """The Store of canonical storage in one schema.
+
+    schema: its name. random: floats in [0, 1), for spreading batches over stripes.
+    Raises ValidationError when PostgreSQL cannot have a schema of that name.
+    """
+
+    keeps_outputs = False
+
+    def __init__(self, schema: str = "awa", *, random: Callable[[], float]) -> None:
+        self._names = Names(schema, canonical=True)
+        _ = self._names.s  # refuses what cannot be, before anything else is made of it
+        self._random = random
+        self.channel = self._names.channel
+
+    def insert(self, jobs: Sequence[NewJob], *, notify: bool = True, skip: bool = False) -> Op[list[JobRow]]:
+        return enqueue.insert(self._names, jobs, notify, self._random, skip)
+
+    def copy(self, jobs: Iterable[NewJob], *, notify: bool = True, skip: bool = False) -> Op[int]:
+        return enqueue.copy(self._names, jobs, notify, self._random, skip)
+
+    def register(self, worker: WorkerInfo) -> Op[Registration]:
+        op = workers.register(self._names, worker)
+
+        def plan() -> Plan[Registration]:
+            registration = yield from op.start()
+            return dataclasses.replace(registration, ring=_NO_RING)
+
+        return dataclasses.replace(op, start=plan)
+
+    def unregister(self, instance: int) -> Op[None]:
+        return workers.unregister(self._names, instance)
+
+    def survey(self, queues: Sequence[str]) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
+        op = workers.survey(self._names, queues)
+
+        def plan() -> Plan[tuple[Ring, Mapping[str, QueueSettings]]]:
+            _, said = yield from op.start()
+            return _NO_RING, said
+
+        return dataclasses.replace(op, start=plan)
+
+    def claim(self, instance: int, ring: Ring, demands: Sequence[Demand], *, advance: bool = False) -> Op[Claimed]:  # noqa: ARG002  no logs, so nothing to walk over
+        return claim.claim(self._names, instance, demands)
+
+    def claim_one(
+        self,
+        instance: int,
+        *,
+        id: int | None = None,
+        kind: str | None = None,
+        queue: str | None = None,
+        early: bool = False,
+    ) -> Op[Claimed | None]:
+        return Op(
+            "claim_one", lambda: claim_one.claiming_one(self._names, instance, id, kind, queue, early)
+        )
+
+    def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
+        return attempts.record_progress(self._names, records)
+
+    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
+        return close.finalize(self._names, ended, flush)
+
+    def promote(self, limit: int, since: datetime | None = None) -> Op[Promoted]:
+        return promote.promote(self._names, limit, since)
+
+    def replan(self) -> Op[None]:
+        return workers.replan()
+
+    def announce(self, queues: Sequence[str], held: Sequence[str] = ()) -> Op[None]:
+        return listening.announce(self._names, queues, held)
+
+    def withdraw(self) -> Op[None]:
+        return listening.withdraw()
+
+    # A job is looked for in both engines, whichever a client is of.
+
+    def get_job(self, id: int) -> Op[JobRow | None]:
+        return reads.get_job(self._names, id)
+
+    def list_jobs(self, filter: JobFilter) -> Op[list[JobRow]]:
+        return reads.list_jobs(self._names, filter)
+
+    def cancel(self, id: int) -> Op[Cancelled]:
+        return people.cancel(self._names, id, int(self._random() * 2**62))
+
+    def holder(self, key: bytes) -> Op[int | None]:
+        return unique.holder(self._names, key)
+
+    def retry(self, id: int) -> Op[JobRow | None]:
+        return people.retry(self._names, id)
+
+    def move(self, id: int, *, queue: str | None = None, priority: int | None = None) -> Op[Cancelled]:
+        return people.move(self._names, id, queue, priority)
+
+    def list_dlq(self, which: Selection, *, limit: int, before: DlqCursor | None = None) -> Op[JobPage[DlqCursor]]:
+        return dead_letters.list_dlq(self._names, which, limit, before)
+
+    def dlq_depth(self, queue: str | None = None) -> Op[int]:
+        return dead_letters.dlq_depth(self._names, queue)
+
+    def retry_from_dlq(self, id: int, run_at: datetime | None = None) -> Op[JobRow | None]:
+        return dead_letters.retry_from_dlq(self._names, id, run_at)
+
+    def retry_all_from_dlq(self, which: Selection) -> Op[int]:
+        return dead_letters.retry_all_from_dlq(self._names, which)
+
+    def move_to_dlq(self, id: int) -> Op[JobRow | None]:
+        return dead_letters.move_to_dlq(self._names, id)
+
+    def move_failed_to_dlq(self, which: Selection) -> Op[int]:
+        return dead_letters.move_failed_to_dlq(self._names, which)
+
+    def purge_dlq_job(self, id: int) -> Op[bool]:
+        return dead_letters.purge_dlq_job(self._names, id)
+
+    def purge_dlq(self, which: Selection) -> Op[int]:
+        return dead_letters.purge_dlq(self._names, which)
+
+    def prune_dlq(self, older_than: float, limit: int) -> Op[int]:
+        return dead_letters.prune_dlq(self._names, older_than, limit)
+
+    def retry_failed(self, which: Selection) -> Op[int]:
+        return bulk.retry_failed(self._names, which)
+
+    def discard_failed(self, which: Selection) -> Op[int]:
+        return bulk.discard_failed(self._names, which)
+
+    def delete_job(self, id: int) -> Op[bool]:
+        return people.delete_job(self._names, id)
+
+    def drain_queue(self, queue: str) -> Op[int]:
+        return bulk.drain_queue(self._names, queue, int(self._random() * 2**62))
+
+    def queue_stats(self) -> Op[list[QueueStat]]:
+        return reads.queue_stats(self._names)
+
+    def pause_queue(self, queue: str, by: str | None) -> Op[None]:
+        return settings.pause_queue(self._names, queue, by)
+
+    def resume_queue(self, queue: str) -> Op[None]:
+        return settings.resume_queue(self._names, queue)
+
+    def set_stripes(self, queue: str, stripes: int) -> Op[None]:
+        return settings.set_stripes(self._names, queue, stripes)
