@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar, a
 
 from awa_proto import events
 from awa_proto import schema as schema_
-from awa_proto.args import JobArgs
+from awa_proto.args import JobArgs, to_object
 from awa_proto.errors import DatabaseError, JobNotFound, UniqueConflict, ValidationError
 from awa_proto.events import AnyEvent
 from awa_proto.extra import compact
@@ -235,23 +235,36 @@ class Operations(Generic[C]):
         state: JobState | StateName | None = None,
         kind: str | None = None,
         queue: str | None = None,
+        tag: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
         limit: int = 100,
         before_id: int | None = None,
-    ) -> Op[list[JobRow]]:
-        """Jobs, newest first. All conditions must hold; None is no condition.
+    ) -> Op[JobPage[int]]:
+        """Jobs, newest first, without outputs. All conditions must hold; None is no condition.
+
+        The result is a list that knows where the next page begins, `next`. One call looks at a bounded number of jobs: if
+        few of very many meet the conditions, a page may be short, or empty, and not be the last. Go on while `next` is not
+        None.
 
         Args:
             state: The state they are in.
             kind: Their kind.
             queue: Their queue.
+            tag: A tag they have.
+            metadata: What their metadata contain, as jsonb of PostgreSQL says it (`@>`): these keys with these values.
             limit: Most jobs returned, 1 to 1000.
-            before_id: Only older jobs than this one: for the next page, the id of the last job of this page.
+            before_id: Only older jobs than this one: for the next page, `next` of this page.
+
+        Raises:
+            ValidationError: Naming the condition and its limit.
         """
         return self._store.list_jobs(
             JobFilter(
                 state=None if state is None else _state(state),
                 kind=None if kind is None else name("kind", kind),
                 queue=None if queue is None else name("queue", queue),
+                tag=None if tag is None else text("tag", tag),
+                metadata=None if metadata is None else _contained(metadata),
                 before_id=None if before_id is None else _id(before_id, "before_id"),
                 limit=whole("limit", limit, 1, MOST_LISTED),
             )
@@ -663,6 +676,12 @@ def _state(value: object) -> JobState:
         shown = repr(value[:40]) if isinstance(value, str) else f"a value of type {type(value).__name__}"
         raise ValidationError("state", f"{shown} is none of {', '.join(JobState)}")
     return JobState(value)
+
+
+def _contained(value: object) -> str:
+    if not isinstance(value, Mapping):
+        raise ValidationError("metadata", f"a mapping is needed, not {type(value).__name__}")
+    return to_object("metadata", value)[0]
 
 
 def _reason(value: object) -> DeadLetter:

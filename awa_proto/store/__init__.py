@@ -220,11 +220,16 @@ class QueueStat:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs a list shows: all conditions must hold; None is no condition."""
+    """Which jobs a list shows: all conditions must hold; None is no condition.
+
+    metadata: JSON text of an object that theirs contains, as jsonb of PostgreSQL says it.
+    """
 
     state: JobState | None = None
     kind: str | None = None
     queue: str | None = None
+    tag: str | None = None
+    metadata: str | None = None
     before_id: int | None = None
     limit: int = 100
 
@@ -350,7 +355,10 @@ class Store(Protocol):
 
     # people
     def get_job(self, id: int) -> Op[JobRow | None]: ...
-    def list_jobs(self, filter: JobFilter) -> Op[list[JobRow]]: ...
+    def list_jobs(self, filter: JobFilter) -> Op[JobPage[int]]:
+        """Jobs, the newest id first; the page knows what `before_id` begins the next one."""
+        ...
+
     def cancel(self, id: int) -> Op[Cancelled]: ...
 
     def holder(self, key: bytes) -> Op[int | None]:

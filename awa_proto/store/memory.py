@@ -12,6 +12,7 @@ lists it, and the same flush may be sent again.
 from __future__ import annotations
 
 import heapq
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -481,12 +482,14 @@ class MemoryStore:
 
         return _op("get_job", act, safe_to_retry=True)
 
-    def list_jobs(self, filter: JobFilter) -> Op[list[JobRow]]:
+    def list_jobs(self, filter: JobFilter) -> Op[JobPage[int]]:
         """Jobs that meet every condition, newest id first."""
 
-        def act() -> list[JobRow]:
-            found = (job for _, job in sorted(self._tables.jobs.items(), reverse=True) if _matches(job, filter))
-            return [_listed(self._row(job)) for job, _ in zip(found, range(filter.limit), strict=False)]
+        def act() -> JobPage[int]:
+            found = [job for _, job in sorted(self._tables.jobs.items(), reverse=True) if _matches(job, filter)]
+            page = JobPage[int](_listed(self._row(job)) for job in found[: filter.limit])
+            page.next = page[-1].id if len(found) > filter.limit else None
+            return page
 
         return _op("list_jobs", act, safe_to_retry=True)
 
@@ -873,5 +876,22 @@ def _matches(job: _Job, wanted: JobFilter) -> bool:
         (wanted.state is None or job.state is wanted.state)
         and (wanted.kind is None or job.kind == wanted.kind)
         and (wanted.queue is None or job.queue == wanted.queue)
+        and (wanted.tag is None or wanted.tag in extras.decode(job.extra).get("tags", ()))
+        and (
+            wanted.metadata is None or _contains(extras.decode(job.extra).get("metadata"), json.loads(wanted.metadata))
+        )
         and (wanted.before_id is None or job.id < wanted.before_id)
     )
+
+
+def _contains(whole: object, part: object) -> bool:
+    """Whether JSON contains other JSON, as `@>` of jsonb says it: objects key by key, lists in any order."""
+    match whole, part:
+        case dict(), dict():
+            return all(key in whole and _contains(whole[key], value) for key, value in part.items())
+        case list(), list():
+            return all(any(_contains(each, value) for each in whole) for value in part)
+        case (bool(), _) | (_, bool()):
+            return whole is part
+        case _:
+            return whole == part

@@ -31,7 +31,7 @@ EMPTIED = """
 SELECT setval('awa.engine', 1);
 TRUNCATE awa.jobs_hot, awa.scheduled_jobs, awa.canonical_left;
 TRUNCATE awa.ready, awa.claims, awa.closures, awa.deferred, awa.failed, awa.dlq, awa.deleted, awa.queues, awa.instances,
-  awa.unique_keys, awa.attempts;
+  awa.unique_keys, awa.attempts, awa.sweeps;
 UPDATE awa.segments SET state = 'free', version = 0, opened_at = NULL, sealed_at = NULL;
 UPDATE awa.segments SET state = 'open', version = 1, opened_at = now() WHERE seg = 0;
 SELECT setval('awa.ring', 256);

@@ -330,7 +330,8 @@ def test_lists_take_a_state_by_value_or_by_name(calls: Operations[Any]) -> None:
     [
         ("state", "avialable"), ("state", 5), ("state", []), ("state", 10**400), ("state", "x" * 999),
         ("limit", 0), ("limit", MOST_LISTED + 1), ("limit", True), ("kind", ""),
-        ("queue", "a\0"), ("before_id", "1"), ("before_id", 2**63),
+        ("queue", "a\0"), ("before_id", "1"), ("before_id", 2**63), ("tag", 5), ("tag", "\0"), ("metadata", "x"),
+        ("metadata", {"a": "\0"}), ("metadata", {1: 2}),
     ],
 )  # fmt: skip
 def test_a_wrong_condition_of_a_list_is_named(calls: Operations[Any], option: str, value: Any) -> None:

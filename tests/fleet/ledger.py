@@ -111,9 +111,11 @@ def _do(step: str) -> object:
 def states(member: Member) -> dict[int, list[tuple[str, int]]]:
     """Every job as the database has it: (state, attempt) of each row there is for a number; one each is right."""
     found: dict[int, list[tuple[str, int]]] = {}
-    before: int | None = None
-    while rows := member.call("list_jobs", limit=1000, before_id=before):
-        for row in rows:
-            found.setdefault(row.args["n"], []).append((row.state.value, row.attempt))
-        before = rows[-1].id
+    page = member.call("list_jobs", limit=1000)
+    rows = list(page)
+    while page.next is not None:
+        page = member.call("list_jobs", limit=1000, before_id=page.next)
+        rows += page
+    for row in rows:
+        found.setdefault(row.args["n"], []).append((row.state.value, row.attempt))
     return found

@@ -10,9 +10,10 @@ from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import DeadLetter, Transition
 from awa_proto.plan import Statement
 from awa_proto.schema import script
-from awa_proto.store import Demand, Ended, JobFilter, NewJob, Ring
+from awa_proto.store import Demand, Ended, NewJob, Ring
 from awa_proto.store.canonical import people
 from awa_proto.store.canonical.store import CanonicalStore
+from awa_proto.store.queue import lists
 from awa_proto.store.queue.names import Names
 from awa_proto.store.queue.reads import JOB
 from tests.conformance.session import connect
@@ -75,8 +76,14 @@ HOT: dict[str, tuple[Statement, set[str]]] = {
     "take back": (_first_of(people.retrying(Names("awa"), 50, JOB)), {"jobs_hot_pkey", "canonical_left_old"}),
 }
 LISTS: dict[str, tuple[Statement, set[str]]] = {
-    f"list {state or 'all'}": (_first(STORE.list_jobs(JobFilter(state=state))), set())
+    f"list {state or 'all'}, {looks}": (
+        Statement(
+            "list", lists.list_sql(NAMES, state, looks, state is None), (2**62, lists.PAGE, None, None, None, None)
+        ),
+        set(),
+    )
     for state in (None, JobState.AVAILABLE, JobState.COMPLETED, JobState.RUNNING, JobState.SCHEDULED, JobState.FAILED)
+    for looks in (lists._FEW, lists._MANY)
 }
 BIG = {"jobs_hot", "scheduled_jobs"}
 

@@ -9,7 +9,8 @@ AWA_MODEL_EXAMPLES: how many runs; 30 unless said otherwise.
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ from awa_proto.schema import script
 from awa_proto.store import Demand, Ended, JobFilter, NewJob, Selection, Unique, Verdict
 from awa_proto.store.canonical.store import CanonicalStore
 from awa_proto.store.memory import DEFERRED, MemoryStore
-from awa_proto.store.queue import QueueStore
+from awa_proto.store.queue import QueueStore, lists
 from awa_proto.testing.conformance.kit import OUTCOMES
 from awa_proto.unique import DEFAULT_STATES, keeps_out, mask
 from tests.conformance.conftest import EMPTIED
@@ -380,6 +381,11 @@ class Machine(RuleBasedStateMachine):
         self._real(self._store.resume_queue(queue))
         self._model(self._memory.resume_queue(queue))
 
+    @rule(most=st.integers(1, 4))
+    def sweep(self, most: int) -> None:
+        if isinstance(self._store, QueueStore):
+            self._real(self._store.sweep(most))
+
     @rule()
     def rotate(self) -> None:
         if isinstance(self._store, QueueStore):
@@ -395,12 +401,33 @@ class Machine(RuleBasedStateMachine):
             seen = self._seen(self._real(self._store.get_job(id)))
             assert seen == self._seen(self._model(self._memory.get_job(model)), model)
 
-    @rule(state=st.none() | st.sampled_from(JobState), kind=st.none() | st.just("k"), queue=st.none() | QUEUES)
-    def list_jobs(self, state: JobState | None, kind: str | None, queue: str | None) -> None:
-        wanted = JobFilter(state=state, kind=kind, queue=queue, limit=1000)
-        real = self._real(self._store.list_jobs(wanted))
-        assert [row.id for row in real] == sorted((row.id for row in real), reverse=True)
-        model = self._model(self._memory.list_jobs(wanted))
+    @rule(
+        state=st.none() | st.sampled_from(JobState),
+        kind=st.none() | st.just("k"),
+        queue=st.none() | QUEUES,
+        tag=st.none() | st.just("t"),
+        metadata=st.sampled_from([None, '{"m":1.0}', '{"m":2}', "{}"]),
+        limit=st.sampled_from([1, 2, 3, 1000]),
+    )
+    def list_jobs(
+        self,
+        state: JobState | None,
+        kind: str | None,
+        queue: str | None,
+        tag: str | None,
+        metadata: str | None,
+        limit: int,
+    ) -> None:
+        """Page by page, where a statement looks at very few rows."""
+        wanted = JobFilter(state, kind, queue, tag, metadata, limit=limit)
+        page = self._real(self._store.list_jobs(wanted))
+        real = list(page)
+        while page.next is not None:
+            assert len(page) <= limit
+            page = self._real(self._store.list_jobs(replace(wanted, before_id=page.next)))
+            real += page
+        assert [row.id for row in real] == sorted({row.id for row in real}, reverse=True)
+        model = self._model(self._memory.list_jobs(replace(wanted, limit=1000)))
         key = lambda row: row[0]  # noqa: E731
         assert sorted(map(self._seen, real), key=key) == sorted((self._seen(m, m.id) for m in model), key=key)
 
@@ -443,7 +470,21 @@ def migrated(module_database: str) -> str:
     return module_database
 
 
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lists whose statements look at very few rows."""
+    cached = (lists.list_sql, lists._free_sql)
+    for name, value in {"_FEW": 2, "_MANY": 4, "_MANY_DECODED": 3, "PAGE": 2, "_LEAST": 1, "_FREE": 1}.items():
+        monkeypatch.setattr(lists, name, value)
+    for each in cached:
+        each.cache_clear()
+    yield
+    for each in cached:
+        each.cache_clear()
+
+
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("name", ["queue", "canonical"])
 def test_an_engine_answers_as_the_model_does(migrated: str, name: str) -> None:
     class OnThisServer(Machine):

@@ -125,8 +125,11 @@ async def main(a: asyncpg.Connection, p: psycopg.AsyncConnection[Any], pool: asy
     found = await client.get_job(1)
     assert_type(found, awa.JobRow | None)
     assert found is not None
-    assert_type(await client.list_jobs(queue="x", state=awa.JobState.FAILED, before_id=7), list[awa.JobRow])
-    assert_type(await client.list_jobs(state="failed", limit=3), list[awa.JobRow])
+    page = await client.list_jobs(queue="x", state=awa.JobState.FAILED, tag="t", metadata={"tenant": 5}, before_id=7)
+    assert_type(page, awa.JobPage[int])
+    assert_type(page[0], awa.JobRow)
+    as_ever: list[awa.JobRow] = await client.list_jobs(state="failed", limit=3, before_id=page.next)
+    print(as_ever)
     assert_type(await client.cancel(1, using=p), bool)
     assert_type(await client.retry(1), awa.JobRow)
     assert_type(await client.queue_stats(), list[awa.QueueStat])

@@ -26,7 +26,18 @@ from awa_proto.store import (
     WorkerInfo,
 )
 from awa_proto.store.canonical import attempts, claim, claim_one, close, promote
-from awa_proto.store.queue import bulk, dead_letters, enqueue, listening, people, reads, settings, unique, workers
+from awa_proto.store.queue import (
+    bulk,
+    dead_letters,
+    enqueue,
+    listening,
+    lists,
+    people,
+    reads,
+    settings,
+    unique,
+    workers,
+)
 from awa_proto.store.queue.names import Names
 
 _NO_RING = Ring(0)
@@ -86,9 +97,7 @@ class CanonicalStore:
         queue: str | None = None,
         early: bool = False,
     ) -> Op[Claimed | None]:
-        return Op(
-            "claim_one", lambda: claim_one.claiming_one(self._names, instance, id, kind, queue, early)
-        )
+        return Op("claim_one", lambda: claim_one.claiming_one(self._names, instance, id, kind, queue, early))
 
     def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
         return attempts.record_progress(self._names, records)
@@ -113,8 +122,8 @@ class CanonicalStore:
     def get_job(self, id: int) -> Op[JobRow | None]:
         return reads.get_job(self._names, id)
 
-    def list_jobs(self, filter: JobFilter) -> Op[list[JobRow]]:
-        return reads.list_jobs(self._names, filter)
+    def list_jobs(self, filter: JobFilter) -> Op[JobPage[int]]:
+        return lists.list_jobs(self._names, filter)
 
     def cancel(self, id: int) -> Op[Cancelled]:
         return people.cancel(self._names, id, int(self._random() * 2**62))

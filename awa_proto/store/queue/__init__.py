@@ -33,11 +33,13 @@ from awa_proto.store.queue import (
     dead_letters,
     enqueue,
     listening,
+    lists,
     people,
     promote,
     reads,
     segments,
     settings,
+    sweep,
     unique,
     workers,
 )
@@ -109,8 +111,8 @@ class QueueStore:
     def get_job(self, id: int) -> Op[JobRow | None]:
         return reads.get_job(self._names, id)
 
-    def list_jobs(self, filter: JobFilter) -> Op[list[JobRow]]:
-        return reads.list_jobs(self._names, filter)
+    def list_jobs(self, filter: JobFilter) -> Op[JobPage[int]]:
+        return lists.list_jobs(self._names, filter)
 
     def cancel(self, id: int) -> Op[Cancelled]:
         return people.cancel(self._names, id, int(self._random() * 2**62))
@@ -175,7 +177,11 @@ class QueueStore:
     def set_stripes(self, queue: str, stripes: int) -> Op[None]:
         return settings.set_stripes(self._names, queue, stripes)
 
-    # the ring; the leader's work
+    # the ring and its marks; the leader's work
+
+    def sweep(self, most: int = 5000) -> Op[int]:
+        """Note how far down the claims of each lane all is over; `most` claims of a lane in a statement."""
+        return sweep.sweep(self._names, most)
 
     def rotate(self) -> Op[int | None]:
         """Seal the open segment and open a free one; `publish` is to follow."""

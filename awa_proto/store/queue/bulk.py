@@ -84,45 +84,50 @@ kept AS (
 SELECT {GONE_ON}"""
 
 
+def _lanes_sql(n: Names, s: int) -> str:
+    """$1 queue. The lanes it has in a segment, as (priority, stripe)."""
+    return f"""
+WITH RECURSIVE lane(priority, stripe) AS (
+  (SELECT priority, stripe FROM {n.s}.ready_{s} r WHERE r.queue = $1::text ORDER BY r.queue, r.priority, r.stripe LIMIT 1)
+  UNION ALL
+  SELECT next.* FROM lane l CROSS JOIN LATERAL (
+    SELECT priority, stripe FROM {n.s}.ready_{s} r
+    WHERE r.queue = $1::text AND (r.queue, r.priority, r.stripe) > ($1::text, l.priority, l.stripe)
+    ORDER BY r.queue, r.priority, r.stripe LIMIT 1) next
+)
+SELECT priority, stripe FROM lane"""
+
+
 @lru_cache(maxsize=64)
 def _drain_sql(n: Names, s: int) -> str:
-    """$1 queue, $2 flush. Ends the next jobs of each lane of the queue in a segment as cancelled; see `claim.py`.
+    """$1 queue, $2 priority, $3 stripe, $4 flush. Ends the next jobs of a lane of a segment as cancelled; see `claim.py`.
 
-    Its row: how many; in how many lanes somebody else took the turn; whether a lane may have more.
+    Its row: how many; whether somebody else took the turn; whether there may be more.
 
     Their run_lease is that of the claim, since the rows they had stay in the log: a job that comes back has another one.
     """
-    lane = "queue, priority, stripe"
+    lane = "c.queue = l.queue AND c.priority = l.priority AND c.stripe = l.stripe"
+    is_full = f"b.n = {_LANE_BATCH}"
     return f"""
-WITH RECURSIVE lane({lane}) AS (
-  (SELECT {lane} FROM {n.s}.ready_{s} r WHERE r.queue = $1::text ORDER BY {lane} LIMIT 1)
-  UNION ALL
-  SELECT next.* FROM lane l CROSS JOIN LATERAL (
-    SELECT {lane} FROM {n.s}.ready_{s} r
-    WHERE r.queue = $1::text AND (r.queue, r.priority, r.stripe) > (l.queue, l.priority, l.stripe)
-    ORDER BY r.queue, r.priority, r.stripe LIMIT 1) next
+WITH snap AS MATERIALIZED (
+  SELECT l.*, CASE WHEN pg_current_xact_id_if_assigned() IS NULL THEN pg_current_snapshot()
+                   ELSE ('draining must be the first write of its transaction, queue ' || l.queue)::pg_snapshot END AS now
+  FROM unnest(ARRAY[$1::text], ARRAY[$2::smallint], ARRAY[$3::smallint]) l(queue, priority, stripe) LIMIT 1
 ),
-snap AS MATERIALIZED (
-  SELECT CASE WHEN pg_current_xact_id_if_assigned() IS NULL THEN pg_current_snapshot()
-              ELSE ('draining must be the first write of its transaction, queue ' || q)::pg_snapshot END AS now
-  FROM unnest(ARRAY[$1::text]) q
-),
-cursors AS MATERIALIZED (
+lane AS MATERIALIZED (
   SELECT l.*, coalesce(c.turn, 0) AS turn, c.seen, coalesce(c.upto, '1:1:') AS upto, coalesce(c.pos_xid, '0') AS pos_xid,
-         coalesce(c.pos_id, 0) AS pos_id, snap.now
-  FROM snap CROSS JOIN lane l LEFT JOIN LATERAL (
-    SELECT * FROM {n.s}.claims_{s} c WHERE c.queue = l.queue AND c.priority = l.priority AND c.stripe = l.stripe
-    ORDER BY c.queue, c.priority, c.stripe, c.turn DESC LIMIT 1) c ON true
+         coalesce(c.pos_id, 0) AS pos_id, 0::bigint AS least, 9223372036854775807 AS most
+  FROM snap l LEFT JOIN LATERAL (
+    SELECT * FROM {n.s}.claims_{s} c WHERE {lane} ORDER BY c.queue, c.priority, c.stripe, c.turn DESC LIMIT 1) c ON true
 ),
 picked AS MATERIALIZED (
-  SELECT c.priority AS lane_priority, c.stripe AS lane_stripe, p.*,
-         (row_number() OVER (PARTITION BY c.priority, c.stripe ORDER BY p.stretch, p.hi_xid, p.xid, p.id))::int - 1 AS idx
-  FROM cursors c CROSS JOIN LATERAL (
+  SELECT p.*, (row_number() OVER (ORDER BY p.stretch, p.hi_xid, p.xid, p.id))::int - 1 AS idx
+  FROM lane l CROSS JOIN LATERAL (
     SELECT h.stretch, h.hi_xid, r.*
     FROM (   -- the spans where unclaimed rows can be: the rest of seen … upto, then upto … now
       SELECT t.stretch, greatest(h.lo_xid, t.pos_xid) AS lo_xid, h.hi_xid, h.filter,
              CASE WHEN t.pos_xid >= h.lo_xid THEN t.pos_id ELSE 0 END AS lo_id
-      FROM (VALUES (1, c.seen, c.upto, c.pos_xid, c.pos_id), (2, c.upto, c.now, '0', 0)) t(stretch, lo, hi, pos_xid, pos_id)
+      FROM (VALUES (1, l.seen, l.upto, l.pos_xid, l.pos_id), (2, l.upto, l.now, '0', 0)) t(stretch, lo, hi, pos_xid, pos_id)
       CROSS JOIN LATERAL (
         SELECT x AS lo_xid, x AS hi_xid, NULL::pg_snapshot AS filter FROM pg_snapshot_xip(t.lo) x
         WHERE x >= t.pos_xid AND pg_visible_in_snapshot(x, t.hi)
@@ -131,51 +136,48 @@ picked AS MATERIALIZED (
       WHERE t.lo IS NOT NULL) h
     CROSS JOIN LATERAL (
       SELECT * FROM {n.s}.ready_{s} r
-      WHERE r.queue = c.queue AND r.priority = c.priority AND r.stripe = c.stripe
+      WHERE r.queue = l.queue AND r.priority = l.priority AND r.stripe = l.stripe
         AND (r.xid, r.id) > (h.lo_xid, h.lo_id) AND r.xid <= h.hi_xid
         AND (h.filter IS NULL OR pg_visible_in_snapshot(r.xid, h.filter))
+        AND r.id >= l.least AND r.id <= l.most   -- from a range the planner takes it that a span has few rows, and sorts none
       ORDER BY r.queue, r.priority, r.stripe, r.xid, r.id LIMIT {_LANE_BATCH}) r
     ORDER BY h.stretch, h.hi_xid, r.xid, r.id LIMIT {_LANE_BATCH}) p
 ),
 batch AS MATERIALIZED (
-  SELECT priority, stripe, count(*)::int AS n, array_agg(id) AS job_ids,
-         CASE WHEN max(run_lease) > 0 THEN array_agg(run_lease) END AS prior,
+  SELECT count(*)::int AS n, array_agg(id) AS job_ids, CASE WHEN max(run_lease) > 0 THEN array_agg(run_lease) END AS prior,
          greatest(max(run_lease) + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS lease,
          (array_agg(stretch))[count(*)] AS stretch, (array_agg(xid))[count(*)] AS xid, (array_agg(id))[count(*)] AS id
-  FROM (SELECT * FROM picked ORDER BY priority, stripe, idx) p GROUP BY priority, stripe
+  FROM (SELECT * FROM picked ORDER BY idx) p
 ),
 turn AS (
   INSERT INTO {n.s}.claims_{s} (seg, queue, priority, stripe, turn, instance, lease, seen, upto, pos_xid, pos_id,
                                 job_ids, prior)
-  SELECT {s}, c.queue, c.priority, c.stripe, c.turn + 1, 0, b.lease,
-         CASE WHEN b.n = {_LANE_BATCH} THEN CASE b.stretch WHEN 1 THEN c.seen ELSE c.upto END END,
-         CASE WHEN b.n = {_LANE_BATCH} AND b.stretch = 1 THEN c.upto ELSE c.now END,
-         CASE WHEN b.n = {_LANE_BATCH} THEN b.xid ELSE '0' END,
-         CASE WHEN b.n = {_LANE_BATCH} THEN b.id ELSE 0 END, b.job_ids, b.prior
-  FROM cursors c JOIN batch b USING (priority, stripe)
-  ORDER BY c.queue, c.priority, c.stripe
+  SELECT {s}, l.queue, l.priority, l.stripe, l.turn + 1, 0, b.lease,
+         CASE WHEN {is_full} THEN CASE b.stretch WHEN 1 THEN l.seen ELSE l.upto END END,
+         CASE WHEN {is_full} AND b.stretch = 1 THEN l.upto ELSE l.now END,
+         CASE WHEN {is_full} THEN b.xid ELSE '0' END, CASE WHEN {is_full} THEN b.id ELSE 0 END, b.job_ids, b.prior
+  FROM lane l CROSS JOIN batch b WHERE b.n > 0
   ON CONFLICT (queue, priority, stripe, turn) DO NOTHING
-  RETURNING claim_id, priority, stripe, lease, cardinality(job_ids) AS n
+  RETURNING claim_id, lease, job_ids
 ),
 closed AS (
   INSERT INTO {n.s}.closures_{s} (seg, claim_id, n, flush, idx, outcome)
-  SELECT {s}, claim_id, 0, $2::bigint, ARRAY(SELECT generate_series(0, t.n - 1)::smallint), {_CANCELLED}
-  FROM turn t ORDER BY claim_id
+  SELECT {s}, claim_id, 0, $4::bigint,
+         ARRAY(SELECT (i - 1)::smallint FROM unnest(t.job_ids) WITH ORDINALITY j(id, i) ORDER BY i), {_CANCELLED}
+  FROM turn t
 ),
 kept AS (
   INSERT INTO {n.s}.failed (id, state, finalized_at, {BODY})
-  SELECT id, {_CANCELLED}, clock_timestamp(), {body(run_lease="t.lease")}
-  FROM picked JOIN turn t USING (priority, stripe) ORDER BY id
+  SELECT id, {_CANCELLED}, clock_timestamp(), {body(run_lease="t.lease")} FROM picked CROSS JOIN turn t ORDER BY id
   RETURNING id
 )
-SELECT (SELECT count(*) FROM kept)::int, ((SELECT count(*) FROM batch) - (SELECT count(*) FROM turn))::int,
-       (SELECT coalesce(bool_or(n = {_LANE_BATCH}), false) FROM turn)"""
+SELECT (SELECT count(*) FROM kept)::int, b.n > 0 AND NOT EXISTS (SELECT FROM turn), {is_full} FROM batch b"""
 
 
 def drain_queue(n: Names, queue: str, flush: int) -> Op[int]:
     """Cancel all jobs of a queue that nobody has claimed. Those that are deferred go first, since they may become due.
 
-    It ends when each lane was found empty once. When it is run again after an error it goes on, with its count.
+    A lane is done when it was found empty. When the Op is run again after an error it goes on, with its count.
     """
     done = 0
 
@@ -191,17 +193,16 @@ def drain_queue(n: Names, queue: str, flush: int) -> Op[int]:
             "segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'"
         )
         for s, _ in used:
-            more, losses = True, 0
-            while more:
-                rows = yield Statement(f"drain.{s}", _drain_sql(n, s), (queue, flush))
-                count, lost, more = rows[0]
-                done += count
-                losses = losses + 1 if lost else 0
-                if losses > _MOST_LOSSES:
-                    raise DatabaseError(
-                        f"the lanes of queue {queue!r} are claimed faster than they are drained", "40001"
-                    )
-                more = more or lost > 0
+            for priority, stripe in (yield Statement(f"lanes.{s}", _lanes_sql(n, s), (queue,))):
+                more, losses = True, 0
+                while more:
+                    rows = yield Statement(f"drain.{s}", _drain_sql(n, s), (queue, priority, stripe, flush))
+                    count, is_lost, more = rows[0]
+                    done += count
+                    losses = losses + 1 if is_lost else 0
+                    if losses > _MOST_LOSSES:
+                        raise DatabaseError(f"queue {queue!r} is claimed faster than it is drained", "40001")
+                    more = more or is_lost
         done += yield from canonical.draining(n, queue)
         return done
 

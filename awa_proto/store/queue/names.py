@@ -12,6 +12,10 @@ from awa_proto.schema import quoted
 BODY = "priority, stripe, attempt, max_attempts, run_lease, run_at, created_at, queue, kind, args, extra"
 """The immutable body of a job, which every table has and every move carries."""
 
+FEW_CLOSURES = "k.n >= 0 AND k.n <= 32767"
+"""SQL: true of every closure `k`. From a range the planner takes it that a claim has few of them; of a table that is never
+analysed it would expect hundreds, and compile the statement for that."""
+
 
 def body(**changes: str) -> str:
     """SQL: the columns of BODY, some of them said in another way."""

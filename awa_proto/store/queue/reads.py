@@ -18,10 +18,10 @@ from typing import Any
 from awa_proto import extra as extras
 from awa_proto.job import JobRow, JobState
 from awa_proto.plan import Op, Plan, Row, Rows, Statement
-from awa_proto.store import JobFilter, QueueStat
+from awa_proto.store import QueueStat
 from awa_proto.store.queue.claim import claimed
 from awa_proto.store.queue.close import CODES
-from awa_proto.store.queue.names import PROGRESSING, Names
+from awa_proto.store.queue.names import FEW_CLOSURES, PROGRESSING, Names
 from awa_proto.store.queue.segments import unclaimed
 
 _STATES = tuple(JobState)
@@ -54,7 +54,8 @@ LEFT JOIN LATERAL (
 ) t ON true
 LEFT JOIN LATERAL (
   SELECT k.outcome, k.closed_at, k.outputs -> (array_position(k.idx, t.idx) - 1) AS output FROM {n.s}.closures k
-  WHERE k.seg = {r}.seg AND k.claim_id = t.claim_id AND t.idx = ANY (k.idx) ORDER BY k.claim_id, k.n LIMIT 1
+  WHERE k.seg = {r}.seg AND k.claim_id = t.claim_id AND t.idx = ANY (k.idx) AND {FEW_CLOSURES}
+  ORDER BY k.claim_id, k.n LIMIT 1
 ) k ON true"""
 
 
@@ -71,7 +72,7 @@ JOB = """id, kind, queue, args::text, state, priority, attempt, run_lease, max_a
 _NO_LETTER = "NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, NULL::json AS output"
 
 
-def _logged(n: Names, where: str, rest: str, *, whole: bool = False) -> str:
+def logged(n: Names, where: str, rest: str, *, whole: bool = False) -> str:
     """Current rows of `ready`, with the columns of JOB. whole: also the output, and the progress of an attempt that runs."""
     letter = _NO_LETTER.replace("NULL::json", "nullif(k.output::text, 'null')::json") if whole else _NO_LETTER
     extra = "CASE WHEN a.progress IS NULL THEN r.extra ELSE " + PROGRESSING + " END AS extra" if whole else "r.extra"
@@ -94,38 +95,35 @@ def undeleted(n: Names, r: str) -> str:
     return f"CASE WHEN EXISTS (SELECT FROM {n.s}.deleted x WHERE x.id = {r}.id) THEN false ELSE true END"
 
 
-def _running(n: Names, where: str, rest: str) -> str:
-    """Rows of attempts without a closure, from the claims: they are few, wherever they are among the rows of `ready`."""
+def running(n: Names, s: int, where: str, rest: str) -> str:
+    """Rows of a segment whose attempts have no closure, from the claims in the CTE `open`; see `sweep.py`."""
     return f"""
 SELECT r.id, r.kind, r.queue, r.args, {CODES[JobState.RUNNING]} AS state, r.priority, r.attempt + 1 AS attempt,
        c.lease AS run_lease, r.max_attempts, r.run_at, r.created_at, c.claimed_at AS attempted_at,
        coalesce(c.claimed_at + (r.extra->>'deadline')::float8 * interval '1 s', c.deadline_at) AS deadline_at,
        NULL::timestamptz AS finalized_at, r.extra, {_NO_LETTER}
-FROM (
-  SELECT c.*, coalesce(k.idx, '{{}}') AS closed FROM {n.s}.claims c LEFT JOIN (
-    SELECT k.seg, k.claim_id, array_agg(i) AS idx
-    FROM {n.s}.closures k CROSS JOIN LATERAL unnest(k.idx) i GROUP BY k.seg, k.claim_id
-  ) k USING (seg, claim_id)
-  WHERE cardinality(c.job_ids) > coalesce(cardinality(k.idx), 0)) c
+FROM open o
+CROSS JOIN LATERAL (SELECT * FROM {n.s}.claims_{s} c WHERE c.claim_id = o.claim_id ORDER BY c.claim_id LIMIT 1) c
+CROSS JOIN LATERAL (
+  SELECT coalesce(array_agg(i), '{{}}') AS closed
+  FROM {n.s}.closures_{s} k CROSS JOIN LATERAL unnest(k.idx) i
+  WHERE k.claim_id = c.claim_id AND {FEW_CLOSURES}) k
 CROSS JOIN LATERAL unnest(c.job_ids, c.prior) WITH ORDINALITY j(id, prior, ord)
 CROSS JOIN LATERAL (
-  SELECT * FROM {n.s}.ready r
-  WHERE r.seg = c.seg AND r.id = j.id AND r.run_lease = coalesce(j.prior, 0) ORDER BY r.id, r.run_lease LIMIT 1) r
-WHERE (j.ord - 1)::smallint <> ALL (c.closed) AND {where}
+  SELECT * FROM {n.s}.ready_{s} r
+  WHERE r.id = j.id AND r.run_lease = coalesce(j.prior, 0) ORDER BY r.id, r.run_lease LIMIT 1) r
+WHERE (j.ord - 1)::smallint <> ALL (k.closed) AND {where}
 {rest}"""
 
 
-def _available(n: Names, where: str, rest: str) -> str:
-    """Rows the newest claim of their lane does not cover."""
+def available(n: Names, where: str, rest: str, table: str = "ready") -> str:
+    """Rows of `ready` that nobody has claimed, as the caller knows."""
     return f"""
 SELECT r.id, r.kind, r.queue, r.args, {CODES[JobState.AVAILABLE]} AS state, r.priority, r.attempt, r.run_lease, r.max_attempts,
        r.run_at, r.created_at, NULL::timestamptz AS attempted_at, NULL::timestamptz AS deadline_at,
        NULL::timestamptz AS finalized_at, r.extra, {_NO_LETTER}
-FROM {n.s}.ready r LEFT JOIN LATERAL (
-  SELECT c.* FROM {n.s}.claims c
-  WHERE c.seg = r.seg AND c.queue = r.queue AND c.priority = r.priority AND c.stripe = r.stripe
-  ORDER BY c.queue, c.priority, c.stripe, c.turn DESC LIMIT 1) c ON true
-WHERE (c.turn IS NULL OR NOT {claimed("r", "c")}) AND {where}
+FROM {n.s}.{table} r
+WHERE {where}
 {rest}"""
 
 
@@ -197,7 +195,7 @@ SELECT {JOB} FROM (
   UNION ALL
   ({beside(n, "dlq", mine, "")})
   UNION ALL
-  ({_logged(n, mine, "ORDER BY r.id DESC, r.run_lease DESC LIMIT 1", whole=True)})
+  ({logged(n, mine, "ORDER BY r.id DESC, r.run_lease DESC LIMIT 1", whole=True)})
   UNION ALL
   ({beside(n, "jobs_hot", mine, "", whole=True)})
   UNION ALL
@@ -219,70 +217,6 @@ def get_jobs(n: Names, ids: Sequence[int]) -> Plan[dict[int, JobRow]]:
     """Those of these jobs that are there, by id, for what has to look at a few."""
     found: list[Rows] = yield tuple(Statement("get_job", get_sql(n), (id,)) for id in ids)
     return {id: job_row(rows[0]) for id, rows in zip(ids, found, strict=True) if rows}
-
-
-_IN_DEFERRED = frozenset({JobState.SCHEDULED, JobState.RETRYABLE})
-_IN_FAILED = frozenset({JobState.FAILED, JobState.CANCELLED})
-
-
-@lru_cache
-def list_sql(n: Names, state: JobState | None, kind: bool, queue: bool) -> str:
-    """$1 before id, $2 limit, then kind and queue as far as they are asked for.
-
-    States are literals: a bound one would defeat a partial index.
-    """
-    where = "r.id < $1::bigint"
-    number = 3
-    for column, asked in (("kind", kind), ("queue", queue)):
-        if asked:
-            where += f" AND r.{column} = ${number}::text"
-            number += 1
-    newest = "ORDER BY r.id DESC LIMIT $2::int"
-    parts: list[str] = []
-    only = where + (f" AND r.state = {CODES[state]}" if state else "")
-    if state is None or state in _IN_DEFERRED:
-        parts += [beside(n, table, only, newest) for table in ("deferred", "scheduled_jobs")]
-    if state not in _IN_DEFERRED:
-        parts.append(beside(n, "jobs_hot", only, newest))
-    if state is None or state in _IN_FAILED:
-        parts.append(beside(n, "failed", only, newest))
-    if state is None or state is JobState.FAILED:
-        parts.append(beside(n, "dlq", where, newest))
-    if state is JobState.RUNNING:
-        parts.append(_running(n, where, newest))
-    elif state is JobState.AVAILABLE:
-        parts.append(_available(n, where, newest))
-    elif state is None or state is JobState.COMPLETED:
-        parts.append(_logged(n, where + (" AND k.outcome IS NOT NULL" if state else ""), newest))
-    union_all = ")\nUNION ALL\n(".join(parts)
-    return f"SELECT {JOB} FROM (\n({union_all})\n) j ORDER BY id DESC LIMIT $2::int"
-
-
-_PAGE = 50
-"""Most jobs a statement lists; the cost of a longer page passes jit_above_cost."""
-
-
-def list_jobs(n: Names, f: JobFilter) -> Op[list[JobRow]]:
-    """Jobs, newest id first; a statement for each fifty."""
-    name = (
-        f"list_jobs.{f.state or 'all'}{'.kind' if f.kind is not None else ''}{'.queue' if f.queue is not None else ''}"
-    )
-    sql = list_sql(n, f.state, f.kind is not None, f.queue is not None)
-    conditions = (*(() if f.kind is None else (f.kind,)), *(() if f.queue is None else (f.queue,)))
-
-    def plan() -> Plan[list[JobRow]]:
-        before = 2**63 - 1 if f.before_id is None else f.before_id
-        found: list[JobRow] = []
-        while len(found) < f.limit:
-            page = min(_PAGE, f.limit - len(found))
-            rows: Rows = yield Statement(name, sql, (before, page, *conditions))
-            found += [listed(row) for row in rows]
-            if len(rows) < page:
-                break
-            before = found[-1].id
-        return found
-
-    return Op("list_jobs", plan, safe_to_retry=True)
 
 
 @lru_cache

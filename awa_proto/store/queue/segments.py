@@ -71,7 +71,7 @@ cursors AS MATERIALIZED (
     SELECT * FROM {n.s}.claims_{s} c WHERE c.queue = l.queue AND c.priority = l.priority AND c.stripe = l.stripe
     ORDER BY c.queue, c.priority, c.stripe, c.turn DESC LIMIT 1) c ON true
 ),
-spans AS MATERIALIZED (
+spans AS MATERIALIZED (SELECT *, 0::bigint AS least, 9223372036854775807 AS most FROM (
   SELECT {lanes}, x AS lo, x AS hi, pos_xid, pos_id, upto AS filter
   FROM cursors CROSS JOIN LATERAL pg_snapshot_xip(seen) x WHERE seen IS NOT NULL AND x >= pos_xid
   UNION ALL
@@ -79,11 +79,13 @@ spans AS MATERIALIZED (
   UNION ALL
   SELECT {lanes}, x, x, '0', 0, NULL FROM cursors CROSS JOIN LATERAL pg_snapshot_xip(upto) x
   UNION ALL
-  SELECT {lanes}, pg_snapshot_xmax(upto), NULL, '0', 0, NULL FROM cursors
+  SELECT {lanes}, pg_snapshot_xmax(upto), NULL, '0', 0, NULL FROM cursors) s
 )
 SELECT {columns} FROM spans p CROSS JOIN LATERAL (
   SELECT * FROM {n.s}.ready_{s} r
   WHERE r.queue = p.queue AND r.priority = p.priority AND r.stripe = p.stripe
-    AND (r.xid, r.id) > (p.pos_xid, p.pos_id) AND r.xid >= p.lo AND r.xid <= coalesce(p.hi, '18446744073709551615')
+    AND (r.xid, r.id) > (greatest(p.lo, p.pos_xid), CASE WHEN p.pos_xid >= p.lo THEN p.pos_id ELSE 0 END)   -- one bound:
+    AND r.xid <= coalesce(p.hi, '18446744073709551615')   -- of two, the index begins at the wrong one
+    AND r.id >= p.least AND r.id <= p.most   -- from a range the planner takes it that a span has few rows, and sorts none
     AND (p.filter IS NULL OR pg_visible_in_snapshot(r.xid, p.filter))
   ORDER BY r.queue, r.priority, r.stripe, r.xid, r.id {f"LIMIT {cap}" if cap else ""}) r"""

@@ -22,7 +22,7 @@ _FIRST = -(2**63)
 BATCH = 1000
 """Most jobs a statement of a bulk call changes."""
 
-More: TypeAlias = Literal["reason", "failed_for", "dead_for"]
+More: TypeAlias = Literal["reason", "failed_for", "dead_for", "metadata"]
 
 
 def wanted(r: str, first: int, *more: More) -> str:
@@ -37,6 +37,10 @@ def wanted(r: str, first: int, *more: More) -> str:
         "queue": lambda p: f"{r}.queue = {p}::text",
         "tag": lambda p: (
             f"CASE WHEN {r}.extra IS NULL THEN false ELSE jsonb_exists(({r}.extra->'tags')::jsonb, {p}::text) END"
+        ),
+        "metadata": lambda p: (
+            f"CASE WHEN {r}.extra IS NULL THEN false"
+            f" ELSE coalesce(({r}.extra->'metadata')::jsonb @> {p}::text::jsonb, false) END"
         ),
         "reason": lambda p: f"{r}.dlq_reason = {p}::text",
         "failed_for": lambda p: f"{r}.finalized_at < {age.format(f'{p}::float8')}",

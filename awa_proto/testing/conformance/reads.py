@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from awa_proto import extra as extras
 from awa_proto.job import JobRow, JobState
 from awa_proto.store import JobFilter, QueueStat
 from awa_proto.testing.conformance.kit import HOUR, OUTCOMES, DatabaseKit, Kit, end, jobs, now
@@ -72,6 +73,52 @@ async def a_list_is_paged_by_id_and_filtered_by_all_its_conditions(kit: Kit) -> 
     assert await kit.listed(kind="k0", state=JobState.SCHEDULED) == []
     assert await kit.listed(state=JobState.AVAILABLE, before_id=ids[4], queue="q1") == [ids[3]]
     assert await kit.listed(queue="q1%") == []
+
+
+async def a_list_knows_where_its_next_page_begins(kit: Kit) -> None:
+    """And that nothing comes after its last one, also when that is full."""
+    ids = [await kit.job_in(state, queue=f"{state} {n}") for n in range(2) for state in HAPPENS]
+    for limit in (1, 2, 7, 13, 14, 15):
+        page = await kit.run(kit.store.list_jobs(JobFilter(limit=limit)))
+        found = [job.id for job in page]
+        while page.next is not None:
+            assert (len(page), page.next) == (limit, page[-1].id)
+            page = await kit.run(kit.store.list_jobs(JobFilter(limit=limit, before_id=page.next)))
+            found += [job.id for job in page]
+        assert found == ids[::-1]
+    for state in HAPPENS:
+        page = await kit.run(kit.store.list_jobs(JobFilter(state=state, limit=1)))
+        assert page.next == page[0].id
+        page = await kit.run(kit.store.list_jobs(JobFilter(state=state, limit=1, before_id=page.next)))
+        assert (len(page), page.next) == (1, None)
+
+
+async def a_list_is_filtered_by_tag_and_by_what_metadata_contain(kit: Kit) -> None:
+    """In every state: whole tags, and metadata as jsonb says that one contains the other."""
+    tenant: dict[str, object] = {"tenant": 5, "b": True, "in": {"x": [1, {"y": "ü"}], "z": None}, "f": 1.5}
+    extra = extras.encode(metadata=tenant, tags=["a", 'b"\\ c', "ü"])
+    found = [await kit.job_in(state, queue=state.value, extra=extra) for state in HAPPENS][::-1]
+    for state in HAPPENS:
+        await kit.job_in(
+            state, queue=state.value, kind="other", extra=extras.encode(metadata={"tenant": "5"}, tags=["a b"])
+        )
+        await kit.job_in(state, queue=state.value, kind="plain")
+    for tag, count in (("a", 7), ('b"\\ c', 7), ("ü", 7), ("b", 0), ("A", 0), ("", 0)):
+        assert await kit.listed(tag=tag) == found[:count], tag
+    contained: list[object] = [
+        {}, {"tenant": 5}, {"tenant": 5.0}, {"b": True, "f": 1.5}, {"in": {}}, {"in": {"x": [{"y": "ü"}]}}, {"in": {"z": None}}
+    ]  # fmt: skip
+    for part in contained[1:]:
+        assert await kit.listed(metadata=extras.compact(part)) == found, part
+    foreign: list[object] = [
+        {"tenant": "6"}, {"b": 1}, {"tenant": True}, {"f": 2}, {"in": {"x": [2]}}, {"in": []}, {"x": [1]}, {"z": None},
+    ]  # fmt: skip
+    for part in foreign:
+        assert await kit.listed(metadata=extras.compact(part)) == [], part
+    assert len(await kit.listed(metadata="{}")) == 14
+    assert await kit.listed(tag="a", metadata='{"b":true}', kind="count", queue="failed", state=JobState.FAILED) == [
+        id for id in found if (await kit.job(id)).state is JobState.FAILED
+    ]
 
 
 async def no_job_is_none(kit: Kit) -> None:

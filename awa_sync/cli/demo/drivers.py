@@ -90,8 +90,10 @@ async def _work(
             await worker.drained()
             progress(len(log.runs))
         seconds = time.monotonic() - started
-        rows: list[JobRow] = []
-        while page := await client.list_jobs(queue=errands.queue, limit=1000, before_id=rows[-1].id if rows else None):
+        page = await client.list_jobs(queue=errands.queue, limit=1000)
+        rows = list(page)
+        while page.next is not None:
+            page = await client.list_jobs(queue=errands.queue, limit=1000, before_id=page.next)
             rows += page
         return rows, seconds
 
@@ -125,8 +127,10 @@ def on_sync(dsn: str, schema: str, errands: Errands, log: Log, progress: Progres
             worker.drained()
             progress(len(log.runs))
         seconds = time.monotonic() - started
-        rows: list[JobRow] = []
-        while page := client.list_jobs(queue=errands.queue, limit=1000, before_id=rows[-1].id if rows else None):
+        page = client.list_jobs(queue=errands.queue, limit=1000)
+        rows = list(page)
+        while page.next is not None:
+            page = client.list_jobs(queue=errands.queue, limit=1000, before_id=page.next)
             rows += page
         return rows, seconds
 
