@@ -32,7 +32,7 @@ from awa_asyncio.job import BlockingJob, Job
 from awa_asyncio.running import run
 from awa_asyncio.tasks import Tasks
 from awa_asyncio.worker import Worker
-from awa_proto.application import Application, known_dsn
+from awa_proto.application import Application, EngineName, known_dsn
 from awa_proto.blocking import BlockingClient
 from awa_proto.driving import otel
 from awa_proto.driving.awaited import bind
@@ -62,6 +62,7 @@ class Client(Tasks):
     Args:
         dsn: A URL, with driver="psycopg" also `key=value` pairs; by default $AWA_DATABASE_URL when it is first needed.
         schema: The schema the queue lives in.
+        engine: "queue", or the deprecated "canonical", which keeps a row for each job; see `docs/storage.md`.
         driver: "asyncpg" or "psycopg"; by default the one `pool` is of, else asyncpg when it is installed.
         pool: A pool of your own to take connections from. It stays yours to close. A worker needs `dsn` beside it.
         tasks: Tasks whose handlers the client's workers run.
@@ -80,6 +81,7 @@ class Client(Tasks):
         dsn: str | None = None,
         *,
         schema: str = "awa",
+        engine: EngineName = "queue",
         driver: Driver | None = None,
         pool: AnyPool | None = None,
         tasks: Iterable[Tasks] = (),
@@ -100,6 +102,7 @@ class Client(Tasks):
             self.registry,
             tasks,
             schema=schema,
+            engine=engine,
             dsn=dsn,
             readable=partial(check_dsn, driver=self._driver),
             statement_timeout=statement_timeout,

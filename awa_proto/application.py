@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from awa_proto import args
 from awa_proto.errors import ConfigurationError, ValidationError
@@ -15,11 +15,18 @@ from awa_proto.options import flag, positive_seconds, text, whole
 from awa_proto.outcome import Seconds, seconds
 from awa_proto.registry import Registry
 from awa_proto.schema import quoted
+from awa_proto.store.canonical.store import CanonicalStore
 from awa_proto.store.queue import QueueStore
 from awa_proto.version import VERSION
 from awa_proto.worker.config import QueueConfig, UnknownKinds, WorkerConfig
 from awa_proto.worker.worker import WorkerMachine
 
+EngineName: TypeAlias = Literal["queue", "canonical"]
+"""Queue storage, or the deprecated engine with a row for each job."""
+_ENGINES: Final[dict[EngineName, type[QueueStore | CanonicalStore]]] = {
+    "queue": QueueStore,
+    "canonical": CanonicalStore,
+}
 MAX_TIMEOUT: Final = 24 * 86400.0
 """Longest statement_timeout, in seconds: what counts milliseconds in 31 bits, in a kernel or a server, ends a day later."""
 MAX_SIZE: Final = 10_000
@@ -31,7 +38,7 @@ class Application:
 
     What a client is given is checked here, for all packages.
 
-    tasks: objects that hold a Registry, as Tasks of each package does. schema: where the store is.
+    tasks: objects that hold a Registry, as Tasks of each package does. schema: where the store is. engine: which store.
     dsn, readable: the DSN, and what raises ConfigurationError when the adapter cannot read one.
     statement_timeout, max_size, dead_letters: as the clients say. random: floats in [0, 1), for everything that wants chance.
     now: the time of the host. traceparent: the trace context of whoever calls, or None.
@@ -45,6 +52,7 @@ class Application:
         tasks: Iterable[Any],
         *,
         schema: str,
+        engine: EngineName,
         dsn: str | None,
         readable: Callable[[str], None],
         statement_timeout: Seconds,
@@ -55,6 +63,9 @@ class Application:
         traceparent: Callable[[], str | None],
     ) -> None:
         quoted(text("schema", schema))
+        make = next((make for name, make in _ENGINES.items() if name == engine), None)
+        if make is None:
+            raise ValidationError("engine", f"{engine!r} is none of {', '.join(_ENGINES)}")
         if dsn is not None:
             readable(dsn)
         self.statement_timeout = positive_seconds("statement_timeout", statement_timeout)
@@ -66,7 +77,7 @@ class Application:
             registry.include(other)
         self.registry = registry
         self.schema = schema
-        self.store = QueueStore(schema, random=random)
+        self.store = make(schema, random=random)
         self.operations: Operations[Any] = Operations(
             self.store, registry.tasks, schema, now, registry.hooks, traceparent
         )

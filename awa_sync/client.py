@@ -17,7 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 
-from awa_proto.application import Application, known_dsn
+from awa_proto.application import Application, EngineName, known_dsn
 from awa_proto.binding import bind
 from awa_proto.driving import otel
 from awa_proto.driving.given import check_libpq_dsn
@@ -52,6 +52,7 @@ class Client(Tasks):
     Args:
         dsn: A URL or `key=value` pairs; by default $AWA_DATABASE_URL when it is first needed.
         schema: The schema the queue lives in.
+        engine: "queue", or the deprecated "canonical", which keeps a row for each job; see `docs/storage.md`.
         pool: A `psycopg_pool.ConnectionPool` of your own to take connections from. It stays yours to close.
         tasks: Tasks whose handlers the client's workers run.
         statement_timeout: Seconds (or a timedelta) a statement, a connect, or the wait for a connection may take.
@@ -69,6 +70,7 @@ class Client(Tasks):
         dsn: str | None = None,
         *,
         schema: str = "awa",
+        engine: EngineName = "queue",
         pool: AnyPool | None = None,
         tasks: Iterable[Tasks] = (),
         statement_timeout: Seconds = 30.0,
@@ -84,6 +86,7 @@ class Client(Tasks):
             self.registry,
             tasks,
             schema=schema,
+            engine=engine,
             dsn=dsn,
             readable=check_libpq_dsn,
             statement_timeout=statement_timeout,

@@ -113,13 +113,14 @@ class Endings:
     def written(self, ended: Ended, now: float) -> None:
         """It was accepted: count what became of its output."""
         attempt, entry, text = ended.attempt, ended.transition.entry, ended.output
+        if text is not None and not self._context.store.keeps_outputs:
+            self._dropped(attempt, "canonical", 1, now)
+            return
         recorded = text or (compact(entry["output"]) if entry is not None and "output" in entry else None)
         if recorded is not None:
             attributes = _of(attempt) | {"awa.job.outcome": "completed" if text is not None else "failed"}
             self._context.tally.count("awa.job.output_recorded", attributes)
             self._context.tally.count("awa.job.output_size", attributes, amount=len(recorded.encode()))
-        if text is not None and not self._context.store.keeps_outputs:
-            self._dropped(attempt, "canonical", 1, now)
 
     def count(self, kind: str, queue: str, ending: Ending | None, to: JobState, times: int) -> None:
         """So many attempts ended so, and it was written."""

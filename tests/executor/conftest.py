@@ -1,16 +1,14 @@
 """The executor as users see it: a scenario runs on each package with each of its libraries and on each engine."""
 
-import inspect
 import pathlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from awa_proto.application import Application
 from tests.flavours import FLAVOURS, App
 
-ENGINES = ("queue", "canonical") if "engine" in inspect.signature(Application).parameters else ("queue",)
+ENGINES = ("queue", "canonical")
 HANDLERS = [*FLAVOURS, "asyncio-asyncpg plain", "trio-psycopg plain"]
 """`plain`: handlers in threads, which get a BlockingJob."""
 
@@ -30,9 +28,7 @@ def run(request: pytest.FixtureRequest, database: str, engine: str) -> Callable[
         async def over_client(client: Any) -> None:
             await scenario(App(client, is_async=not plain and not name.startswith("sync")))
 
-        if len(ENGINES) > 1:
-            options["engine"] = engine
-        FLAVOURS[name](database, over_client, **options)
+        FLAVOURS[name](database, over_client, engine=engine, **options)
 
     return with_app
 

@@ -42,7 +42,7 @@ def killer(dsn: str) -> Iterator[list[int]]:
             while not is_over.wait(chance.random() * 0.02) and len(killed) < KILLS:
                 rows = connection.execute(
                     "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity"
-                    " WHERE datname = current_database() AND query LIKE '%closures_%' AND pid <> pg_backend_pid()"
+                    " WHERE datname = current_database() AND query LIKE '%200ms%' AND pid <> pg_backend_pid()"
                 ).fetchall()
                 killed.extend(pid for pid, _ in rows)
 
