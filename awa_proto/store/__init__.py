@@ -29,6 +29,13 @@ class Unique(NamedTuple):
     states: int
 
 
+class Forgotten(NamedTuple):
+    """Unique keys of jobs that are gone. keys: how many. last: where to go on, None at the end of all keys."""
+
+    keys: int
+    last: bytes | None
+
+
 class NewJob(NamedTuple):
     """A job to be enqueued, validated and encoded: nothing in it can be refused any more.
 
@@ -363,6 +370,10 @@ class Store(Protocol):
 
     def holder(self, key: bytes) -> Op[int | None]:
         """The id of the job that got a unique key last, whatever its state; it may be gone. None when no job did."""
+        ...
+
+    def forget_keys(self, limit: int, after: bytes = b"") -> Op[Forgotten]:
+        """Forget the keys of jobs that are gone, which keep nobody out: of the next `limit` keys after that one."""
         ...
 
     def retry(self, id: int) -> Op[JobRow | None]:

@@ -29,6 +29,7 @@ from awa_proto.store import (
     Claimed,
     Demand,
     Ended,
+    Forgotten,
     JobFilter,
     NewJob,
     Progress,
@@ -519,6 +520,19 @@ class MemoryStore:
     def holder(self, key: bytes) -> Op[int | None]:
         """The job that got a unique key last."""
         return _op("holder", lambda: self._tables.keys.get(key, (None, 0))[0], safe_to_retry=True)
+
+    def forget_keys(self, limit: int, after: bytes = b"") -> Op[Forgotten]:
+        """Forget the keys of jobs that are gone."""
+
+        def act() -> Forgotten:
+            keys = self._tables.keys
+            looked = sorted(key for key in keys if key > after)[:limit]
+            gone = [key for key in looked if keys[key][0] not in self._tables.jobs]
+            for key in gone:
+                del keys[key]
+            return Forgotten(len(gone), looked[-1] if len(looked) == limit else None)
+
+        return _op("forget_keys", act, safe_to_retry=True)
 
     def retry(self, id: int) -> Op[JobRow | None]:
         """Make a failed or cancelled job available again, attempt 0."""

@@ -12,6 +12,7 @@ from awa_proto.store import (
     Claimed,
     Demand,
     Ended,
+    Forgotten,
     JobFilter,
     NewJob,
     Progress,
@@ -116,6 +117,9 @@ class QueueStore:
 
     def cancel(self, id: int) -> Op[Cancelled]:
         return people.cancel(self._names, id, int(self._random() * 2**62))
+
+    def forget_keys(self, limit: int, after: bytes = b"") -> Op[Forgotten]:
+        return unique.forget_keys(self._names, limit, after)
 
     def holder(self, key: bytes) -> Op[int | None]:
         return unique.holder(self._names, key)

@@ -148,10 +148,10 @@ _MOST_ASKS = 10
 
 def _insert_keyed(n: Names, jobs: Sequence[NewJob], notify: bool, rotor: int, skip: bool) -> Op[list[JobRow]]:
     """Enqueue jobs of which some have a unique key. One transaction where a part of them could be written twice."""
-    if not skip:
-        refuse_repeated(jobs)
 
     def plan() -> Plan[list[JobRow]]:
+        if not skip:
+            refuse_repeated(jobs)
         found: dict[int, JobRow] = {}
         left = dict(enumerate(jobs))
         for _ in range(_MOST_ASKS):
@@ -239,12 +239,12 @@ def copy(n: Names, jobs: Iterable[NewJob], notify: bool, random: Callable[[], fl
     server already takes in those before them. Keys are won first, by one statement, which draws the ids of all jobs.
     """
     keyed = isinstance(jobs, Sequence) and any(map(_KEY, jobs))
-    if keyed and isinstance(jobs, Sequence) and not skip:
-        refuse_repeated(jobs)
 
     def plan() -> Plan[int]:
         if isinstance(jobs, Sequence) and not jobs:
             return 0
+        if keyed and not skip:
+            refuse_repeated(jobs)
         answer = yield Statement(
             f"{n.prefix}copy.prepare",
             f"SELECT {canonical_is_open(n) if n.canonical else 'false'}, {n.open_segment}, now(), array_agg(q.queue),"

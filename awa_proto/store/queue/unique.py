@@ -15,6 +15,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from awa_proto.plan import Op, Plan, Statement
+from awa_proto.store import Forgotten
 from awa_proto.store.queue.names import Names
 
 
@@ -91,3 +92,34 @@ def holder(n: Names, key: bytes) -> Op[int | None]:
         return rows[0][0] if rows else None
 
     return Op("holder", plan, safe_to_retry=True)
+
+
+@lru_cache
+def _forget_sql(n: Names) -> str:
+    """$1 the key to begin after, $2 most keys looked at. Keys somebody is writing are left for another time."""
+    return f"""
+WITH looked AS MATERIALIZED (
+  SELECT key, {n.s}.job_state(job_id) IS NULL AS is_gone FROM {n.s}.unique_keys
+  WHERE key > $1::bytea ORDER BY key LIMIT $2::int
+),
+free AS MATERIALIZED (
+  SELECT key FROM {n.s}.unique_keys u WHERE u.key = ANY (ARRAY(SELECT key FROM looked WHERE is_gone))
+  ORDER BY key FOR UPDATE SKIP LOCKED
+),
+forgotten AS (   -- looked at once more under the lock: another job may have got the key since
+  DELETE FROM {n.s}.unique_keys u
+  WHERE u.key = ANY (ARRAY(SELECT key FROM free)) AND {n.s}.job_state(u.job_id) IS NULL
+  RETURNING key
+)
+SELECT (SELECT count(*) FROM forgotten)::int, CASE WHEN count(*) >= $2::int THEN (array_agg(key ORDER BY key DESC))[1] END
+FROM looked"""
+
+
+def forget_keys(n: Names, limit: int, after: bytes) -> Op[Forgotten]:
+    """Forget the keys of jobs that are gone, of the next so many keys."""
+
+    def plan() -> Plan[Forgotten]:
+        rows = yield Statement("unique.forget", _forget_sql(n), (after, limit))
+        return Forgotten(*rows[0])
+
+    return Op("forget_keys", plan, safe_to_retry=True)

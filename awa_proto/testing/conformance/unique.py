@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -376,6 +377,35 @@ async def a_duplicate_leaves_no_follow_ups(kit: Kit) -> None:
     assert (await refused(kit, unique("d")))[0] is not None
 
 
+async def keys_of_jobs_that_are_gone_are_forgotten(kit: Kit) -> None:
+    """In bounded pieces, and no others: not of jobs that ended and are kept."""
+    letters = [await ended_as(kit, "dead letter", unique(name)) for name in "bdf"]
+    (kept, done) = await started(kit, unique("a"), unique("c"))
+    await kit.close(done)
+    assert await kit.run(kit.store.forget_keys(100)) == (0, None)
+    for id in letters[:2]:
+        await kit.run(kit.store.purge_dlq_job(id))
+    first = await kit.run(kit.store.forget_keys(2))
+    assert first == (1, key("b"))
+    assert await kit.run(kit.store.forget_keys(100, key("b"))) == (1, None)
+    assert await kit.run(kit.store.forget_keys(100)) == (0, None)
+    held = [await kit.run(kit.store.holder(key(name))) for name in "abcdef"]
+    assert held == [kept.id, None, done.id, None, None, letters[2]]
+    await kit.insert(unique("b"))
+
+
+async def a_life_writes_no_key(kit: DatabaseKit) -> None:
+    """Claims, retries, promotions and completions leave the row of the key as the insert wrote it."""
+    (job,) = await kit.insert(unique())
+    written = await kit.sql("SELECT xmin::text, ctid::text, job_id FROM awa.unique_keys")
+    for to in (JobState.RETRYABLE, JobState.SCHEDULED, JobState.AVAILABLE, JobState.COMPLETED):
+        (attempt,) = await kit.claim()
+        await kit.close(attempt, to, error="x" if to is JobState.RETRYABLE else None)
+        await kit.run(kit.store.promote(10))
+    assert (await kit.job(job.id)).state is JobState.COMPLETED
+    assert await kit.sql("SELECT xmin::text, ctid::text, job_id FROM awa.unique_keys") == written
+
+
 async def two_transactions_with_one_key_wait_for_each_other(kit: DatabaseKit) -> None:
     """The second meets the first, or has the key when the first rolled back. An older snapshot must be taken anew."""
     for level in LEVELS:
@@ -505,18 +535,19 @@ async def batches_in_opposite_orders_do_not_block_each_other(kit: DatabaseKit) -
 
 async def a_prepared_transaction_keeps_its_keys(kit: DatabaseKit) -> None:
     """Whoever wants one waits until it is decided."""
+    name = f"awa kit {random.getrandbits(60)}"  # of the whole server
     async with kit.session() as user:
         for verdict in ("ROLLBACK", "COMMIT"):
             await user.sql("BEGIN")
             (held,) = await user.run(kit.store.insert([unique()], notify=False))
-            await user.sql("PREPARE TRANSACTION 'awa kit'")
+            await user.sql(f"PREPARE TRANSACTION '{name}'")
             met: list[tuple[int, bool]] = []
 
             async def want(met: list[tuple[int, bool]] = met) -> None:
                 rows = await kit.run(kit.store.insert([unique()], skip=True))
                 met.extend((row.id, row.existed) for row in rows)
 
-            await together(want, partial(after_waiting, kit, user, f"{verdict} PREPARED 'awa kit'"))
+            await together(want, partial(after_waiting, kit, user, f"{verdict} PREPARED '{name}'"))
             if verdict == "COMMIT":
                 assert met == [(held.id, True)]
             else:
