@@ -118,6 +118,21 @@ def test_every_other_call_takes_or_names_it(calls: Operations[Any], call: str, b
             attempt(lambda: run(getattr(calls, call)(*before, value, *after)), name)  # noqa: B023
 
 
+@pytest.mark.parametrize("keyword", ["kind", "args", "queue", "by_period", "at"])
+def test_every_part_of_a_unique_key_takes_or_names_it(calls: Operations[Any], keyword: str) -> None:
+    for value in VALUES:
+        given = {"kind": "k", "args": {"a": 1}, "by_period": 60, keyword: value}
+        attempt(lambda: run(calls.cancel_by_unique_key(**given)), keyword, "kind")  # noqa: B023
+
+
+@pytest.mark.parametrize("field", ["by_queue", "by_args", "by_period", "states"])
+def test_every_field_of_unique_options_takes_or_names_it(calls: Operations[Any], field: str) -> None:
+    for value in VALUES:
+        for opts in ({field: value}, awa.UniqueOpts(**{field: value})):
+            options: Any = {"unique_opts": opts, "on_conflict": "skip"}
+            attempt(lambda: run(calls.insert(SendEmail("a"), **options)), f"unique_opts.{field}")  # noqa: B023
+
+
 def test_who_pauses_a_queue_is_text(calls: Operations[Any]) -> None:
     for value in VALUES:
         attempt(lambda: run(calls.pause_queue("q", by=value)), "by")  # noqa: B023

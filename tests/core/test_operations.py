@@ -367,6 +367,36 @@ def test_a_wrong_setting_of_a_queue_is_named(calls: Operations[Any], call: Any, 
     assert caught.value.field == field
 
 
+def test_a_job_that_moves_while_it_is_cancelled_by_its_key_is_looked_for_again(
+    calls: Operations[Any], store: Recording
+) -> None:
+    job = run(calls.insert(SendEmail("a"), unique_opts={}))
+    store.answers = [Cancelled.AGAIN, Cancelled.AGAIN]
+    assert run(calls.cancel_by_unique_key(args=SendEmail("a"))) == job.id
+    store.answers = [Cancelled.AGAIN] * 99
+    with pytest.raises(DatabaseError) as moving:
+        run(calls.cancel_by_unique_key(args=SendEmail("a")))
+    assert moving.value.failure is Failure.TRANSIENT
+
+
+def test_a_key_that_went_to_a_newer_job_while_the_older_one_ended_is_followed(
+    calls: Operations[Any], store: Recording
+) -> None:
+    older = run(calls.insert(SendEmail("a"), unique_opts={}))
+    run(calls.cancel(older.id))
+    newer = run(calls.insert(SendEmail("a"), unique_opts={}))
+    holders = [older.id, newer.id, newer.id, newer.id]
+    store.holder = lambda key: Op("holder", lambda: _answering(holders.pop(0)))  # type: ignore[method-assign]
+    assert run(calls.cancel_by_unique_key(args=SendEmail("a"))) == newer.id
+    assert run(calls.cancel_by_unique_key(args=SendEmail("a"))) is None
+    assert holders == []
+
+
+def _answering(value: T) -> Plan[T]:
+    yield from ()
+    return value
+
+
 def test_migrate_is_for_the_schema_of_the_client(store: Recording) -> None:
     op = Operations[Any](store, {}, "my schema", lambda: NOW).migrate()
     assert op.atomic

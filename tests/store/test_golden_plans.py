@@ -14,13 +14,15 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
+from awa_proto.extra import with_unique
 from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import DeadLetter, Transition
 from awa_proto.plan import Statement
 from awa_proto.schema import script
-from awa_proto.store import Demand, Ended, NewJob, Selection
-from awa_proto.store.queue import QueueStore, bulk, claim, lists, people, sweep
+from awa_proto.store import Demand, Ended, NewJob, Selection, Unique
+from awa_proto.store.queue import QueueStore, bulk, claim, enqueue, lists, people, sweep, unique
 from awa_proto.store.queue.names import Names
+from awa_proto.unique import mask
 from tests.conformance.session import connect
 
 pytestmark = pytest.mark.slow
@@ -49,6 +51,8 @@ INSERT INTO awa.claims (seg, claim_id, queue, priority, stripe, turn, instance, 
 SELECT g % 2, g, 'q' || g % 3, 1 + g % 4, 0, g, 1, g, '3:3:', '0', 0, ARRAY[g] FROM generate_series(1, 20000) g;
 INSERT INTO awa.closures (seg, outcome, n, claim_id, flush, idx)
 SELECT g % 2, 3, 0, g, g, '{0}' FROM generate_series(1, 19000) g;
+INSERT INTO awa.unique_keys (key, job_id, states)
+SELECT decode(md5(g::text), 'hex'), g, 31 FROM generate_series(1, 300000) g ON CONFLICT DO NOTHING;
 """
 
 
@@ -59,9 +63,14 @@ def _first(op: Any) -> Statement:
     return step
 
 
-def _close(to: JobState, dead_letter: DeadLetter | None = None, **more: Any) -> Statement:
+def _close(to: JobState, dead_letter: DeadLetter | None = None, attempt: Attempt = ATTEMPT, **more: Any) -> Statement:
     transition = Transition(to, 1, NOW, NOW, dead_letter=dead_letter)
-    return _first(STORE.finalize([Ended(ATTEMPT, transition)._replace(**more)], 7))
+    return _first(STORE.finalize([Ended(attempt, transition)._replace(**more)], 7))
+
+
+UNIQUE = Unique(b"k" * 16, mask((JobState.RETRYABLE, JobState.SCHEDULED, JobState.AVAILABLE)))
+KEYED = NewJob("k", "q", "{}", extra=with_unique(None, *UNIQUE), unique=UNIQUE)
+RETURNING = ATTEMPT._replace(extra=KEYED.extra)
 
 
 def _demands(*queues: str) -> list[Demand]:
@@ -85,6 +94,24 @@ HOT: dict[str, tuple[Statement, set[str]]] = {
     "insert many": (_first(STORE.insert([NewJob("k", "q", "{}")] * 3)), set()),
     "insert mixed": (_first(STORE.insert([NewJob("k", "q", "{}"), NewJob("l", "r", "{}", 1)])), set()),
     "insert deferred": (_first(STORE.insert([NewJob("k", "q", "{}", run_at=NOW)] * 3)), set()),
+    "insert one with a key": (_first(STORE.insert([KEYED])), set()),
+    "insert many with keys": (_first(STORE.insert([KEYED, NewJob("k", "q", "{}")])), set()),
+    "win keys for a copy": (Statement("keys", enqueue._won_ids_sql(NAMES), ([UNIQUE.key], [1])), set()),
+    **{
+        f"close as {to} with a key": (_close(to, attempt=RETURNING), CLOSE | {"ready_job", "failed_pkey"})
+        for to in (JobState.RETRYABLE, JobState.AVAILABLE)
+    },
+    "close with unique follow-ups": (_close(JobState.COMPLETED, follow_ups=(KEYED,)), CLOSE),
+    "close as retryable with unique follow-ups": (
+        _close(JobState.RETRYABLE, attempt=RETURNING, follow_ups=(KEYED,)),
+        CLOSE | {"ready_job", "failed_pkey"},
+    ),
+    "who has a key": (_first(STORE.holder(b"k")), {"unique_keys_pkey"}),
+    "forget keys": (_first(STORE.forget_keys(1000)), {"unique_keys_pkey"}),
+    "who keeps a failed job out": (
+        Statement("rival", unique._rival_sql(NAMES, ("failed", "dlq")), (50,)),
+        {"failed_pkey", "dlq_pkey", "unique_keys_pkey"},
+    ),
     "claim from one segment": (_claim((0,)), CLAIM),
     "claim from two segments": (_claim((0, 1)), CLAIM),
     **{f"close as {to}": (_close(to), CLOSE | {"ready_job"}) for to in (JobState.RETRYABLE, JobState.SCHEDULED)},
@@ -189,13 +216,13 @@ def _base(name: str) -> str:
     return "_".join(part for part in name.split("_") if not part.isdigit())
 
 
-ANALYZED = b"ANALYZE awa.deferred, awa.failed, awa.dlq, " + b", ".join(
+ANALYZED = b"ANALYZE awa.deferred, awa.failed, awa.dlq, awa.unique_keys, " + b", ".join(
     b"awa.%s_%d" % (log, segment) for log in (b"ready", b"claims", b"closures") for segment in (0, 1)
 )
 LOGS = {"ready", "claims", "closures"}
-BIG = LOGS | {"deferred", "failed", "dlq"}
+BIG = LOGS | {"deferred", "failed", "dlq", "unique_keys"}
 READS = {"Index Scan", "Index Only Scan", "Tid Scan", "ModifyTable"}
-KEYS = {"closures_claim", "ready_job", "deferred_pkey", "failed_pkey", "dlq_pkey"}
+KEYS = {"closures_claim", "ready_job", "deferred_pkey", "failed_pkey", "dlq_pkey", "unique_keys_pkey"}
 """A bitmap over one of these reads the rows of one claim or of named jobs: a handful, whatever the table holds."""
 
 
@@ -228,9 +255,10 @@ def million(module_database: str) -> Iterator[tuple[str, Prepared]]:
     """A full database, and statements that were prepared while it was empty."""
     with connect(module_database) as connection:
         connection.execute(script().encode())
-        for table in ("deferred", "failed", "dlq"):
+        for table in ("deferred", "failed", "dlq", "unique_keys"):
             connection.execute(f"ALTER TABLE awa.{table} SET (autovacuum_enabled = off)".encode())
         prepared = Prepared(connection, HOT)
+        connection.execute(b"SELECT awa.unique_blocks(1, 31::smallint)")
         for statement in FILL.split(";\n"):
             if statement.strip():
                 connection.execute(statement.encode())
@@ -263,6 +291,32 @@ def test_plans_are_right_after_an_analyse_and_after_a_truncation(million: tuple[
     with connect(dsn) as connection:
         connection.execute(b"TRUNCATE awa.ready, awa.claims, awa.closures")
     assert not _wrong(dsn, HOT)
+
+
+@pytest.mark.timeout(180)
+def test_whether_a_key_is_taken_costs_a_few_pages_wherever_its_job_is(million: tuple[str, Prepared]) -> None:
+    """By plans that a session made while everything was empty, and by new ones; before and after an analyse."""
+    dsn, kept = million
+    with connect(dsn) as fresh:
+        for connection in (kept._connection, fresh):
+            assert (
+                max(_pages(connection, id) for id in (7, 1_000_000, 2_000_001, 3_000_000, 4_000_001, 9_000_000)) < 400
+            )
+        fresh.execute(ANALYZED)
+        for connection in (kept._connection, fresh):
+            assert (
+                max(_pages(connection, id) for id in (7, 1_000_000, 2_000_001, 3_000_000, 4_000_001, 9_000_000)) < 400
+            )
+
+
+def _pages(connection: psycopg.Connection[TupleRow], id: int) -> int:
+    """How many pages it reads to learn whether a job keeps others out; not of the catalog, which the first time reads."""
+    question = f"SELECT awa.unique_blocks({id}, 31::smallint)".encode()
+    connection.execute(question)
+    row = connection.execute(b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + question).fetchone()
+    assert row is not None
+    plan: dict[str, int] = row[0][0]["Plan"]
+    return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
 
 
 def _wrong(dsn: str, statements: dict[str, tuple[Statement, set[str]]]) -> list[str]:

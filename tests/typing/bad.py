@@ -181,3 +181,14 @@ async def e85(job: awa.Job[SendEmail]) -> None:
     job.set_progress("half")  # E88 so is a percentage
     job.output = 5  # E89 it is recorded with set_output
     job.flush_progress()  # E90 nobody awaits it
+
+
+async def e91(own: psycopg.AsyncConnection[Any]) -> None:
+    await client.insert(SendEmail("a"), unique_opts=True)  # E91 options of their own
+    await client.insert(SendEmail("a"), unique_opts={"by_arg": True})  # E92 no such field
+    await client.insert(SendEmail("a"), unique_opts={}, on_conflict="ignore")  # E93 raise or skip
+    awa.UniqueOpts(states=["avialable"])  # E94 no such state
+    awa.EnqueueRequest(SendEmail("a")).unique(by_period="1 h")  # E95 wrong type
+    await client.cancel_by_unique_key(SendEmail("a"))  # E96 by keyword
+    async with client.transaction() as tx:
+        await tx.cancel_by_unique_key(args=SendEmail("a"), using=own)  # E97 a transaction has its connection

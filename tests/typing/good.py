@@ -121,6 +121,18 @@ async def main(a: asyncpg.Connection, p: psycopg.AsyncConnection[Any], pool: asy
     assert_type(request, awa.EnqueueRequest)
     assert_type(await client.insert_many([SendEmail("a"), Resize(width=1), {"kind": "x"}, request]), list[awa.JobRow])
     assert_type(await client.insert_many([SendEmail("a")], queue="x", using=p), list[awa.JobRow])
+    assert_type(await client.insert(SendEmail("a"), unique_opts={}), awa.JobRow)
+    once = awa.UniqueOpts(by_queue=True, by_period=timedelta(hours=1), states=["available", awa.JobState.RUNNING])
+    assert_type((await client.insert(SendEmail("a"), unique_opts=once, on_conflict="skip")).existed, bool)
+    assert_type(await client.insert_many([request.unique(), request.unique(once, by_args=False)], on_conflict="skip", using=p), list[awa.JobRow])
+    assert_type(await client.enqueue_many([request.unique(by_period=60)], unique_opts={"states": {"available"}}), int)
+    assert_type(await client.cancel_by_unique_key(args=SendEmail("a"), using=a), int | None)
+    assert_type(await client.cancel_by_unique_key(kind="import", queue="x", by_period=60, at=datetime.now(UTC)), int | None)
+    assert_type(row.unique_key, bytes | None)
+    try:
+        await client.insert(SendEmail("a"), unique_opts={"by_args": False})
+    except awa.UniqueConflict as conflict:
+        assert_type(conflict.job_id, int | None)
     assert_type(await client.enqueue_many(SendEmail(str(n)) for n in range(3)), int)
     found = await client.get_job(1)
     assert_type(found, awa.JobRow | None)
@@ -150,6 +162,7 @@ async def main(a: asyncpg.Connection, p: psycopg.AsyncConnection[Any], pool: asy
         assert_type(await tx.insert(SendEmail("a"), priority=1), awa.JobRow)
         assert_type(await tx.insert_many([SendEmail("a")]), list[awa.JobRow])
         assert_type(await tx.cancel(1), bool)
+        assert_type(await tx.cancel_by_unique_key(args=SendEmail("a")), int | None)
     async with client.worker({"email": 3, "etl": awa.QueueConfig(max_workers=2, rate_limit=(50, 100))}) as worker:
         assert_type(worker, awa.Worker)
         await worker.drained()

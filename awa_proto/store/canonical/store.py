@@ -13,6 +13,7 @@ from awa_proto.store import (
     Claimed,
     Demand,
     Ended,
+    Forgotten,
     JobFilter,
     NewJob,
     Progress,
@@ -130,6 +131,9 @@ class CanonicalStore:
 
     def holder(self, key: bytes) -> Op[int | None]:
         return unique.holder(self._names, key)
+
+    def forget_keys(self, limit: int, after: bytes = b"") -> Op[Forgotten]:
+        return unique.forget_keys(self._names, limit, after)
 
     def retry(self, id: int) -> Op[JobRow | None]:
         return people.retry(self._names, id)

@@ -236,10 +236,9 @@ forgotten AS (
     # what an earlier sending of this flush cancelled stands in `failed`, with the lease of the attempt
     duplicates = f""",
        ARRAY(SELECT l.idx FROM lost l WHERE l.claim_id = verdict.claim_id) || ARRAY(
-         SELECT i FROM known k CROSS JOIN LATERAL unnest(k.mine) i
-         WHERE k.claim_id = verdict.claim_id AND EXISTS (
-           SELECT FROM {n.s}.failed d
-           WHERE d.id = k.job_ids[i + 1] AND d.run_lease = k.lease AND d.state = {CODES[JobState.CANCELLED]}))"""
+         SELECT i FROM known k CROSS JOIN LATERAL unnest(k.mine) i CROSS JOIN LATERAL (
+           SELECT d.state FROM {n.s}.failed d WHERE d.id = k.job_ids[i + 1] AND d.run_lease = k.lease ORDER BY d.id LIMIT 1) d
+         WHERE k.claim_id = verdict.claim_id AND d.state = {CODES[JobState.CANCELLED]})"""
     return f"""
 WITH wanted AS MATERIALIZED (
   SELECT claim_id, lease, idx::smallint[] AS idx{", outputs" if form.outputs else ""}

@@ -104,7 +104,7 @@ WITH looked AS MATERIALIZED (
 ),
 free AS MATERIALIZED (
   SELECT key FROM {n.s}.unique_keys u WHERE u.key = ANY (ARRAY(SELECT key FROM looked WHERE is_gone))
-  ORDER BY key FOR UPDATE SKIP LOCKED
+  FOR UPDATE SKIP LOCKED
 ),
 forgotten AS (   -- looked at once more under the lock: another job may have got the key since
   DELETE FROM {n.s}.unique_keys u
