@@ -113,6 +113,7 @@ class Client(Tasks):
             traceparent=otel.traceparent,
         )
         self._opened: PerLoop[asyncio.AbstractEventLoop, Database] = PerLoop(_has_ended)
+        self._standing_in: Any = None  # while a test keeps everything in one transaction, see `testing`
         self._hook_runners: PerLoop[asyncio.AbstractEventLoop, HookRunner] = PerLoop(_has_ended)
         self._borrowing: dict[Driver, Database] = {}
 
@@ -278,6 +279,9 @@ class Client(Tasks):
 
     def _database(self) -> Database:
         """The one of the event loop that runs: connections belong to a loop."""
+        if self._standing_in is not None:
+            instead: Database = self._standing_in
+            return instead
         return self._opened.get(asyncio.get_running_loop(), self._new_database)
 
     def _new_database(self) -> Database:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
@@ -15,8 +15,10 @@ from awa_proto.options import flag, positive_seconds, text, whole
 from awa_proto.outcome import Seconds, seconds
 from awa_proto.registry import Registry
 from awa_proto.schema import quoted
+from awa_proto.store import Store
 from awa_proto.store.canonical.store import CanonicalStore
 from awa_proto.store.queue import QueueStore
+from awa_proto.task import Task
 from awa_proto.version import VERSION
 from awa_proto.worker.config import QueueConfig, UnknownKinds, WorkerConfig
 from awa_proto.worker.worker import WorkerMachine
@@ -115,15 +117,23 @@ class Application:
             version=VERSION,
         )
 
-    def machine(self, config: WorkerConfig) -> WorkerMachine:
-        """A worker without I/O, not started."""
+    def machine(
+        self,
+        config: WorkerConfig,
+        *,
+        store: Store | None = None,
+        tasks: Mapping[str, Task] | None = None,
+        follow_ups: FollowUps | None = None,
+        hooked: Collection[str] | None = None,
+    ) -> WorkerMachine:
+        """A worker without I/O, not started. What is not given is the application's own."""
         return WorkerMachine(
-            store=self.store,
-            tasks=self.registry.tasks,
+            store=self.store if store is None else store,
+            tasks=self.registry.tasks if tasks is None else tasks,
             config=config,
             random=self._random,
-            follow_ups=FollowUps(self.registry.follow_ups, self.operations.intake),
-            hooked=self.registry.hooks,
+            follow_ups=follow_ups or FollowUps(self.registry.follow_ups, self.operations.intake),
+            hooked=self.registry.hooks if hooked is None else hooked,
         )
 
     def hook_queue(self) -> HookQueue:

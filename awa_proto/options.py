@@ -189,7 +189,7 @@ class Options:
         encode = args_.encoder(args_type)
         if issubclass(args_type, Mapping):
             return lambda args: self._job(args_type, self.kind or _kind_in(args), encode, tasks)(args)
-        return self._job(args_type, self.kind or _kind_of(args_type, tasks), encode, tasks)
+        return self._job(args_type, self.kind or kind_for(args_type, tasks), encode, tasks)
 
     def _job(
         self, args_type: type[Any], kind: str, encode: Callable[[Any], str], tasks: Mapping[str, Task]
@@ -287,7 +287,7 @@ def instant(field: str, value: object) -> datetime | None:
     return found
 
 
-def _kind_of(args_type: type[Any], tasks: Mapping[str, Task]) -> str:
+def kind_for(args_type: type[Any], tasks: Mapping[str, Task]) -> str:
     """What a class is registered for, when that is one kind; else the kind of the class itself."""
     registered = [kind for kind, task in tasks.items() if task.args_type is args_type]
     if len(registered) > 1:

@@ -41,6 +41,10 @@ class Registry:
         self._hooks_by_kind: dict[str, tuple[Hook, ...]] = {}
         self._included_by: list[Registry] = []
 
+    def empty(self) -> Registry:
+        """Another one by the same rules, in which nothing is registered."""
+        return Registry(takes_coroutines=self._takes_coroutines)
+
     @property
     def tasks(self) -> Mapping[str, Task]:
         """The registered tasks by their kind, as they are now and as they become."""

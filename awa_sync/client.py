@@ -98,6 +98,7 @@ class Client(Tasks):
         )
         self._opened: Database | None = None
         self._opening = threading.Lock()
+        self._standing_in: Any = None  # while a test keeps everything in one transaction, see `testing`
         self._hook_runner = HookRunner(self._application.hook_queue())
         self._borrowing: Database | None = None
 
@@ -249,6 +250,9 @@ class Client(Tasks):
 
     def _database(self) -> Database:
         """The database, made by whichever thread needs it first."""
+        if self._standing_in is not None:
+            instead: Database = self._standing_in
+            return instead
         with self._opening:
             if self._opened is None:
                 dsn = self._dsn if self._pool is not None else known_dsn(self._dsn, os.environ)

@@ -100,6 +100,7 @@ class Client(Tasks):
             traceparent=otel.traceparent,
         )
         self._opened: PerLoop[trio.lowlevel.TrioToken, Database] = PerLoop(_has_ended)
+        self._standing_in: Any = None  # while a test keeps everything in one transaction, see `testing`
         self._hook_runners: PerLoop[trio.lowlevel.TrioToken, HookRunner] = PerLoop(_has_ended)
         self._borrowing: Database | None = None
 
@@ -265,6 +266,9 @@ class Client(Tasks):
 
     def _database(self) -> Database:
         """The one of the event loop that runs: connections belong to a loop."""
+        if self._standing_in is not None:
+            instead: Database = self._standing_in
+            return instead
         return self._opened.get(trio.lowlevel.current_trio_token(), self._new_database)
 
     def _new_database(self) -> Database:

@@ -8,8 +8,11 @@ from typing import Any, TypeVar
 import trio
 
 import awa_asyncio
+import awa_asyncio.testing
 import awa_sync
+import awa_sync.testing
 import awa_trio
+import awa_trio.testing
 
 F = TypeVar("F", bound=Callable[..., Any])
 Scenario = Callable[[Any], Coroutine[Any, Any, None]]
@@ -23,7 +26,7 @@ class Awaited:
 
     def __getattr__(self, name: str) -> Any:
         member = getattr(self.blocking, name)
-        if name in {"transaction", "worker"}:
+        if name in {"transaction", "worker", "rolled_back", "within"}:
             return lambda *args, **kwargs: Awaited(member(*args, **kwargs))
         if name in {"task", "registry", "tally"} or name.startswith("on_"):
             return member
@@ -98,17 +101,39 @@ class App:
         """Register a plain function as handler; on async packages as a coroutine function too."""
 
         def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            handler: Any = function
-            if self.is_async and not inspect.iscoroutinefunction(function):
-
-                async def awaited(job: Any) -> Any:
-                    return function(job)
-
-                handler = awaited
-            self.client.task(*args, **options)(handler)
+            self.client.task(*args, **options)(self.handler(function))
             return function
 
         return register
+
+    def handler(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """A handler for this flavour. A generator function yields the calls of its job's client, and is sent their results."""
+        if not self.is_async:
+            return _blocking(function) if inspect.isgeneratorfunction(function) else function
+        if inspect.iscoroutinefunction(function):
+            return function
+
+        async def awaited(job: Any) -> Any:
+            if not inspect.isgeneratorfunction(function):
+                return function(job)
+            steps, result = function(job), None
+            while True:
+                try:
+                    call = steps.send(result)
+                except StopIteration as done:
+                    return done.value
+                result = await call
+
+        return awaited
+
+    @property
+    def test(self) -> Any:
+        """The AwaTestClient of the package, its calls awaited."""
+        if isinstance(self.client, Awaited):
+            return Awaited(awa_sync.testing.AwaTestClient(self.client.blocking))
+        packages: list[Any] = [awa_asyncio, awa_trio]
+        (package,) = [each for each in packages if isinstance(self.client, each.Client)]
+        return package.testing.AwaTestClient(self.client)
 
     async def work(self, queues: Iterable[str] = ("default",), **options: Any) -> Any:
         """Work until there is nothing left to do."""
@@ -120,3 +145,15 @@ class App:
         rows = [await self.client.insert(job, **options) for job in jobs]
         await self.work({row.queue for row in rows} | {"default"})
         return [await self.client.get_job(row.id) for row in rows]
+
+
+def _blocking(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def handler(job: Any) -> Any:
+        steps, result = function(job), None
+        while True:
+            try:
+                result = steps.send(result)
+            except StopIteration as done:
+                return done.value
+
+    return handler

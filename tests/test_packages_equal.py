@@ -24,7 +24,7 @@ from awa_proto.version import VERSION
 
 OTHERS = [awa_trio, awa_sync]
 CLASSES = ["BlockingJob", "Client", "Job", "Tasks", "Transaction", "Worker"]
-CLASSES += ["testing.BlockingHandlerJob", "testing.HandlerJob"]
+CLASSES += ["testing.AwaTestClient", "testing.BlockingHandlerJob", "testing.HandlerJob"]
 
 ONLY_ASYNCIO = {("Client", "__init__"): {"driver"}}
 """Parameters that need a choice only there is: two libraries, asyncpg and psycopg."""
@@ -36,6 +36,7 @@ OWN_WORDS = {
     ("Client", "worker"),  # what happens at a stop: a task is cancelled, a thread can only be told
     ("Worker", "__init__"),
     ("Worker", "stop"),
+    ("testing.AwaTestClient", "work_one"),  # which handlers there are
 }
 """Methods whose docstring says what differs."""
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -73,6 +74,14 @@ async def traced_awaited(tracer: Tracer, start: StartJob, job: Any) -> object:
         value = await handler
         execution.returned(value)
     return value
+
+
+def handler_call(start: StartJob, job: Any) -> Callable[[], Any]:
+    """The call of a handler, inside of a span where there is a tracer: for one job, outside of a worker."""
+    found = tracer()
+    if found is None:
+        return partial(start.task.handler, job)
+    return partial(traced_awaited if start.task.is_async else traced, found, start, job)
 
 
 class _Tracer:

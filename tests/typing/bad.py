@@ -11,7 +11,7 @@ import pydantic
 import awa_asyncio as awa
 import awa_sync
 import awa_trio
-from awa_asyncio.testing import BlockingHandlerJob, HandlerJob
+from awa_asyncio.testing import AwaTestClient, BlockingHandlerJob, HandlerJob
 
 
 @dataclass
@@ -147,6 +147,14 @@ async def unit_tests() -> None:
     HandlerJob(SendEmail("a"), colour="red")  # E72 no job has that
     HandlerJob(SendEmail("a"), attempt="first")  # E73 a number
     HandlerJob(SendEmail("a"), client=sync)  # E74 the client of another package
+    test = AwaTestClient(client)
+    AwaTestClient(sync)  # E75 the client of another package
+    await test.work_one(Resize, e70)  # E76 other args than the handler takes
+    await test.work_one(5)  # E77 no job
+    await test.until(1, "done")  # E78 no state
+    await test.assert_enqueued(SendEmail, colour="red")  # E79 no such condition
+    test.work_all()  # E91 forgotten await
+    test.work_one(SendEmail)  # E92 forgotten await
 
 
 @client.on_completed_enqueue(SendEmail)  # E80 other args than the function takes

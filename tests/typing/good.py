@@ -18,7 +18,7 @@ import awa_sync
 import awa_sync.testing
 import awa_trio
 import awa_trio.testing
-from awa_asyncio.testing import BlockingHandlerJob, HandlerJob
+from awa_asyncio.testing import AwaTestClient, BlockingHandlerJob, HandlerJob, WorkOutcome, WorkResult
 from awa_trio.db.connection import TrioConnection
 
 
@@ -343,3 +343,49 @@ async def outputs_are_typed() -> None:
         assert_type(row.output_as(Audit), Audit | None)
         assert_type(row.error_output_as(Resize), Resize | None)
         assert_type(row.progress, dict[str, Any] | None)
+
+
+async def jobs_are_worked_in_a_test(p: psycopg.AsyncConnection[Any]) -> None:
+    test = AwaTestClient(client)
+    assert_type(test.client, awa.Client)
+    result = await test.work_one(SendEmail)
+    assert_type(result, WorkResult)
+    assert_type(result.job, awa.JobRow)
+    assert_type(result.outcome, WorkOutcome)
+    assert_type(result.error, str | None)
+    assert_type(result.raised, BaseException | None)
+    assert_type(result.follow_ups, list[awa.EnqueueRequest])
+    assert_type(result.output_as(Audit), Audit | None)
+    assert result.outcome == "completed"
+    await test.work_one(SendEmail, send_email, output=Audit, queue="email", early=True)
+    await test.work_one(Resize, resize)
+    await test.work_one(Resize, resize_blocking)
+    await test.work_one("raw", raw)
+    await test.work_one(await client.insert(SendEmail("a")))
+    assert_type(await test.work_all(), list[WorkResult])
+    await test.work_all(SendEmail, queue="email", early=True, most=10)
+    assert_type(await test.assert_enqueued(SendEmail, args={"to": "a"}, queue="email", count=1), list[awa.JobRow])
+    await test.assert_enqueued(SendEmail("a"), state="completed")
+    await test.assert_enqueued(awa.EnqueueRequest(SendEmail("a")).queue("email"))
+    assert_type(await test.refute_enqueued("send_email"), None)
+    assert_type(await test.until(result.job, "failed", timeout=timedelta(seconds=3)), awa.JobRow)
+    async with test.rolled_back() as inside:
+        assert_type(inside, AwaTestClient)
+    async with test.within(p) as inside:
+        assert_type(await inside.until(1), awa.JobRow)
+
+
+def blocking_jobs_are_worked_in_a_test(p: psycopg.Connection[Any]) -> None:
+    test = awa_sync.testing.AwaTestClient(sync)
+    assert_type(test.work_one(SendEmail, send_sync), awa_sync.testing.WorkResult)
+    with test.rolled_back() as inside:
+        assert_type(inside.work_all(), list[awa_sync.testing.WorkResult])
+    with test.within(p):
+        assert_type(test.assert_enqueued(SendEmail), list[awa_sync.JobRow])
+
+
+async def jobs_are_worked_on_trio(c: awa_trio.Client, p: TrioConnection[Any]) -> None:
+    test = awa_trio.testing.AwaTestClient(c)
+    assert_type(await test.work_one(SendEmail, send_trio), awa_trio.testing.WorkResult)
+    async with test.within(p):
+        await test.refute_enqueued(SendEmail)
