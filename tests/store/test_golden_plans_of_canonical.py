@@ -72,7 +72,7 @@ HOT: dict[str, tuple[Statement, set[str]]] = {
     "promote from a moment on": (_first(STORE.promote(500, NOW)), {"scheduled_jobs_due", "scheduled_jobs_pkey"}),
     "cancel": (_first_of(people.cancelling(NAMES, 50, 7)), KEYS | {"attempts_pkey"}),
     "move": (_first_of(people.moving(NAMES, 50, "q", None)), KEYS),
-    "retry": (_first_of(people.retrying(NAMES, 50, JOB)), {"jobs_hot_pkey"}),
+    "retry": (_first_of(people.retrying(NAMES, 50, JOB)), {"jobs_hot_pkey", "canonical_left_old"}),
     "take back": (_first_of(people.retrying(Names("awa"), 50, JOB)), {"jobs_hot_pkey", "canonical_left_old"}),
 }
 LISTS: dict[str, tuple[Statement, set[str]]] = {
