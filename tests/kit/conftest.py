@@ -4,17 +4,12 @@ import pathlib
 
 import pytest
 
-from tests.executor.conftest import engine, run
+from tests.executor.conftest import engine, is_run, run
 
 __all__ = ["engine", "run"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On the second server one flavour is enough here."""
+    """As for the executor."""
     here = pathlib.Path(__file__).parent
-    left_out = [
-        item
-        for item in items
-        if here in item.path.parents and "[18-" in item.name and "asyncio-asyncpg-" not in item.name
-    ]
-    items[:] = [item for item in items if item not in left_out]
+    items[:] = [item for item in items if here not in item.path.parents or is_run(item.name)]
