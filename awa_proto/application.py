@@ -65,9 +65,7 @@ class Application:
         traceparent: Callable[[], str | None],
     ) -> None:
         quoted(text("schema", schema))
-        make = next((make for name, make in _ENGINES.items() if name == engine), None)
-        if make is None:
-            raise ValidationError("engine", f"{engine!r} is none of {', '.join(_ENGINES)}")
+        make = _engine(engine)
         if dsn is not None:
             readable(dsn)
         self.statement_timeout = positive_seconds("statement_timeout", statement_timeout)
@@ -139,6 +137,16 @@ class Application:
     def hook_queue(self) -> HookQueue:
         """The way of events to hooks, for one event loop."""
         return HookQueue(self.registry.hooks)
+
+
+def _engine(name: object) -> Callable[..., Any]:
+    """What makes the store of that engine. Raises ValidationError."""
+    make = _ENGINES.get(name) if isinstance(name, str) else None  # type: ignore[call-overload]  # a name that is none
+    if make is None:
+        shown = repr(name[:40]) if isinstance(name, str) else f"a value of type {type(name).__name__}"
+        raise ValidationError("engine", f"{shown} is none of {', '.join(_ENGINES)}")
+    found: Callable[..., Any] = make
+    return found
 
 
 def _registries(tasks: object) -> list[Registry]:
