@@ -12,6 +12,7 @@ import pytest
 
 import awa_asyncio
 import awa_proto as awa
+import awa_sync
 from tests.clients.test_clients import Add, run
 from tests.flavours import Scenario
 
@@ -156,6 +157,38 @@ def test_a_conflict_leaves_the_callers_own_transaction_as_it_was(database: str, 
             assert [row.id for row in await client.list_jobs(state="available")] == [again.id, same[1].id]
 
     asyncio.run(main())
+
+
+def test_a_job_that_fails_while_a_newer_one_waits_is_cancelled_without_a_word_to_hooks(database: str) -> None:
+    waiting = awa.UniqueOpts(states=["scheduled", "available", "retryable"])
+    told: list[str] = []
+    with awa_sync.Client(database) as client:
+        client.migrate()
+
+        @client.on_event(Add)
+        def hear(event: Any) -> None:
+            told.append(type(event).__name__)
+
+        @client.on_retried_enqueue(Add)
+        def follow(args: Add, job: awa.JobRow, error: str, attempt: int, next_run_at: datetime) -> Add:
+            return Add(99)
+
+        @client.task(Add)
+        def fails(job: awa_sync.Job[Add]) -> None:
+            job.client.insert(Add(1), queue="other", unique_opts=waiting)
+            raise ValueError("the first time")
+
+        older = client.insert(Add(1), unique_opts=waiting)
+        with client.worker({"default": 1}) as worker:
+            worker.drained()
+        job = client.get_job(older.id)
+        assert job is not None
+        assert [entry["error"] for entry in job.errors] == ["ValueError: the first time", "rescheduled as duplicate"]
+        assert job.state is awa.JobState.CANCELLED
+        (newer,) = client.list_jobs(state="available")
+        assert (newer.queue, newer.unique_key) == ("other", older.unique_key)
+        assert told == ["Started"]
+        assert len(client.list_jobs()) == 2
 
 
 def test_bad_options_are_refused_and_nothing_is_written(run: Callable[[Scenario], None]) -> None:
