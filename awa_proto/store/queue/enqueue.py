@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from itertools import repeat
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from awa_proto.errors import DatabaseError, UniqueConflict
 from awa_proto.job import JobRow, JobState
@@ -270,7 +269,7 @@ def copy(n: Names, jobs: Iterable[NewJob], notify: bool, random: Callable[[], fl
             columns = ("state", "attempt", "run_lease", *later.columns)
             count += (yield Copy(f"copy.{table}", n.schema, table, columns, rows))[0][0]
             soon = now + timedelta(seconds=PROMOTE_HINT)
-            hinted = {job.queue for job in later.jobs if job.run_at is not None and job.run_at < soon}
+            hinted = {queue for _, queue, *_, run_at, _, _, _ in later.jobs if run_at < soon}
         if notify and (woken or hinted):
             told = [(queue, queue) for queue in sorted(woken)] + [(queue, "") for queue in sorted(hinted)]
             yield Statement(
@@ -288,27 +287,29 @@ _CHUNK = 65536
 
 
 class _Part(NamedTuple):
-    """Jobs that go into one table. ids: theirs, or None when the table draws them."""
+    """Jobs that go into one table. numbered: their ids stand in the place of their unique keys, else the table draws them."""
 
-    jobs: Iterable[NewJob]
-    ids: Sequence[int] | None = None
+    jobs: Iterable[Sequence[Any]]
+    numbered: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Those of every table."""
-        return _COMMON if self.ids is None else ("id", *_COMMON)
+        return ("id", *_COMMON) if self.numbered else _COMMON
 
 
 def _part(jobs: Sequence[NewJob], ids: Sequence[int | None] | None, now: datetime, *, due: bool) -> _Part:
     """The jobs that are due, or the others. ids: None for a job that is left out."""
     if ids is None:
         return _Part([job for job in jobs if (job.run_at is None or job.run_at <= now) is due])
-    written = [
-        (job, id)
-        for job, id in zip(jobs, ids, strict=True)
-        if id is not None and (job.run_at is None or job.run_at <= now) is due
-    ]
-    return _Part([job for job, _ in written], [id for _, id in written])
+    return _Part(
+        [
+            (*job[:-1], id)
+            for job, id in zip(jobs, ids, strict=True)
+            if id is not None and (job.run_at is None or job.run_at <= now) is due
+        ],
+        numbered=True,
+    )
 
 
 def _won_ids(n: Names, jobs: Sequence[NewJob], skip: bool) -> Plan[list[int | None]]:
@@ -348,11 +349,9 @@ def _chunks(
     at = now.isoformat()
     lines: list[str] = []
     size = 0
-    starts = repeat(head) if part.ids is None else (f"{head}\t{id}" for id in part.ids)
-    for (kind, queue, args, priority, max_attempts, run_at, extra, ordering, _), start in zip(
-        part.jobs, starts, strict=False
-    ):
+    for kind, queue, args, priority, max_attempts, run_at, extra, ordering, id in part.jobs:
         queues.add(queue)
+        start = head if id is None else f"{head}\t{id}"
         stripes = lanes.get(queue, 1)
         stripe = (rotor if ordering is None else ordering) % stripes if stripes > 1 else 0
         line = (
