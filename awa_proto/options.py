@@ -331,8 +331,10 @@ def _tags(value: object) -> list[str]:
 
 
 def _ordering(key: object) -> int | None:
-    """63 bits of BLAKE2b over the key, the same in every process. The store takes them modulo the number of stripes."""
+    """The first 63 bits of the SHA-256 of the key, the same in every process and in SQL. The store takes them modulo the number
+    of stripes.
+    """
     if key is None:
         return None
     data = key if isinstance(key, (bytes, bytearray)) else text("ordering_key", key).encode()
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 1
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big") >> 1

@@ -2,7 +2,8 @@
 
 The Op is one transaction under a transaction-scoped advisory lock, so ten processes may start together: one migrates,
 nine find that there is nothing to do. The files say `{schema}` where the quoted schema name stands, and `{schema_text}`
-where it stands inside a string.
+where it stands inside a string; `{channel_text}` is the notification channel inside a string, `{asleep}` the seed of the locks
+that sleepers hold.
 """
 
 from __future__ import annotations
@@ -56,6 +57,17 @@ def script(schema: str = "awa") -> str:
     return "\n".join([*parts, "COMMIT;", ""])
 
 
+def channel(schema: str) -> str:
+    """The notification channel: `awa:schema`, shortened to a hash where that passes 63 bytes."""
+    plain = f"awa:{schema}"
+    return plain if len(plain.encode()) < 64 else f"awa:{blake2b(schema.encode(), digest_size=16).hexdigest()}"
+
+
+def lock_seed(purpose: str, schema: str) -> int:
+    """Seed for hashtextextended(): advisory lock keys of one purpose and schema never meet those of another."""
+    return int.from_bytes(blake2b(f"{purpose} {schema}".encode(), digest_size=8).digest(), "big", signed=True)
+
+
 def statements(template: str, prefix: str) -> list[str]:
     """The statements of a file: each ends with a line that ends in `;` outside of `$$ … $$`."""
     found: list[str] = []
@@ -69,12 +81,15 @@ def statements(template: str, prefix: str) -> list[str]:
         if line.rstrip().endswith(";") and not inside:
             found.append("\n".join(lines).strip().removesuffix(";"))
             lines = []
+    schema = prefix[1:-1].replace('""', '"')
     names = {
         "{schema}": prefix,
         "{schema_text}": prefix.replace("'", "''"),
+        "{channel_text}": channel(schema).replace("'", "''"),
+        "{asleep}": str(lock_seed("asleep", schema)),
         "$$": f"$awa_{blake2b(prefix.encode(), digest_size=8).hexdigest()}$",  # a name may have a $$ of its own
     }
-    return [re.sub(r"{schema}|{schema_text}|\$\$", lambda m: names[m[0]], s) for s in found]
+    return [re.sub(r"{[a-z_]+}|\$\$", lambda m: names.get(m[0], m[0]), s) for s in found]
 
 
 def _preparation(prefix: str) -> tuple[str, ...]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 
-from awa_proto.schema import quoted
+from awa_proto.schema import channel, lock_seed, quoted
 
 BODY = "priority, stripe, attempt, max_attempts, run_lease, run_at, created_at, queue, kind, args, extra"
 """The immutable body of a job, which every table has and every move carries."""
@@ -57,9 +56,8 @@ class Names:
 
     @cached_property
     def channel(self) -> str:
-        """The notification channel: `awa:schema`, shortened to a hash where that passes 63 bytes."""
-        plain = f"awa:{self.schema}"
-        return plain if len(plain.encode()) < 64 else f"awa:{blake2b(self.schema.encode(), digest_size=16).hexdigest()}"
+        """The notification channel."""
+        return channel(self.schema)
 
     def text(self, name: str) -> str:
         """A relation of the schema as a regclass literal."""
@@ -68,7 +66,7 @@ class Names:
 
     def seed(self, purpose: str) -> int:
         """Seed for hashtextextended(): advisory lock keys of one purpose and schema never meet those of another."""
-        return int.from_bytes(blake2b(f"{purpose} {self.schema}".encode(), digest_size=8).digest(), "big", signed=True)
+        return lock_seed(purpose, self.schema)
 
     @cached_property
     def version(self) -> str:

@@ -7,7 +7,8 @@ the proof. It speaks anyio only. It is given a store without jobs, and may leave
     enqueue, claim, claim_one, close, endings, deferred, people, unique, dead_letters, bulk, reads, queues
                            one concern each; most need no database
     turns, closers         the same beside transactions that are open
-    listening, migration   the database around it
+    listening, migration, sql
+                           the database around it
     ring, rows             what only queue storage, only canonical storage has
 """
 
@@ -36,6 +37,7 @@ from awa_proto.testing.conformance import (
     reads,
     ring,
     rows,
+    sql,
     turns,
     unique,
 )
@@ -58,6 +60,7 @@ _MODULES = (
     ring,
     rows,
     listening,
+    sql,
     migration,
 )
 _ENGINE = {"DatabaseKit": None, "RingKit": "queue", "RowKit": "canonical"}
