@@ -1,26 +1,21 @@
-"""The commands: what is typed, what is printed, and how failures are said. What they do is elsewhere.
+"""The commands: what is typed and what is printed. What they do is elsewhere; `job`, `dlq` and `queue` are in `manage.py`."""
 
-Which database: --dsn, else $AWA_DATABASE_URL, else the embedded server with its data in `.awa/`. The first line says which.
-"""
-
-import functools
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, ParamSpec
+from typing import Annotated
 
 import typer
 
-from awa_proto.errors import AwaError, ConfigurationError, ValidationError
+from awa_proto.errors import ConfigurationError
 from awa_proto.schema import latest, script
 from awa_proto.worker.events import Stopped
-from awa_sync.cli.embedded import Server, ServerError, server
-
-P = ParamSpec("P")
+from awa_sync.cli import manage
+from awa_sync.cli.embedded import server
+from awa_sync.cli.session import Dsn, Schema, fail, said_in_one_line, use_database
 
 app = typer.Typer(
     help="A durable job queue on PostgreSQL.",
@@ -29,47 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Dsn = Annotated[
-    str | None,
-    typer.Option(
-        "--dsn",
-        metavar="URL",
-        show_default=False,
-        help="The database. Default: $AWA_DATABASE_URL, else an embedded server with its data in .awa/.",
-    ),
-]
-Schema = Annotated[str, typer.Option("--schema", help="Where awa lives in it.")]
-
-
-def said_in_one_line(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn errors that are meant for people into one line and an exit code."""
-
-    @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except (ConfigurationError, ValidationError) as error:
-            fail(error, code=2)
-        except (AwaError, ServerError, OSError) as error:
-            fail(error, code=1)
-
-    return run
-
-
-def fail(error: object, code: int) -> None:
-    """Say what is wrong, in one line, and exit."""
-    print("awa:", " ".join(str(error).split()), file=sys.stderr)
-    raise typer.Exit(code)
-
-
-def use_database(dsn: str | None) -> Server:
-    """A server that runs, said on the first line."""
-    if dsn is not None and not dsn.strip():
-        raise ConfigurationError("--dsn is empty")
-    running = server(dsn)
-    print(f"awa: {running.source}", file=sys.stderr)
-    return running
+app.add_typer(manage.job, name="job")
+app.add_typer(manage.dlq, name="dlq")
+app.add_typer(manage.queue, name="queue")
 
 
 @app.command()

@@ -1,0 +1,103 @@
+"""How jobs and queues are shown: as tables for people, as JSON for programs."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from awa_proto.job import DlqCursor, JobRow
+from awa_proto.store import QueueStat
+
+_TIMES = ("run_at", "created_at", "attempted_at", "deadline_at", "finalized_at", "dlq_at")
+
+
+def as_json(value: object) -> None:
+    """Print one JSON value."""
+    print(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def job_as_json(job: JobRow) -> dict[str, Any]:
+    """A job as an object; times as RFC 3339."""
+    plain = {
+        name: getattr(job, name)
+        for name in ("id", "kind", "queue", "args", "priority", "attempt", "max_attempts", "run_lease", "errors", "metadata",
+                     "tags", "progress", "output", "dlq_reason")
+    }  # fmt: skip
+    times = {name: None if (at := getattr(job, name)) is None else at.isoformat() for name in _TIMES}
+    return {**plain, "state": job.state.value, **times}
+
+
+def stat_as_json(stat: QueueStat) -> dict[str, Any]:
+    """A queue as an object."""
+    return dataclasses.asdict(stat)
+
+
+def cursor_as_text(cursor: DlqCursor | None) -> str | None:
+    """The place of a dead letter, as `--before` takes it."""
+    return None if cursor is None else f"{cursor[0].isoformat()}/{cursor[1]}"
+
+
+def jobs(rows: Sequence[JobRow], more: str | None) -> None:
+    """Print a table of jobs, and how to see what comes after them."""
+    table = _table("id", "kind", "queue", "state", "attempt", "run at", "last error")
+    for job in rows:
+        state = job.state.value if job.dlq_reason is None else f"{job.state.value} ({job.dlq_reason})"
+        attempt = f"{job.attempt}/{job.max_attempts}"
+        table.add_row(
+            str(job.id), *map(Text, (job.kind, job.queue, state, attempt, _time(job.run_at), _last_error(job)))
+        )
+    _print(table)
+    if more is not None:
+        print(f"more: --before {more}")
+    elif not rows:
+        print("none")
+
+
+def job(row: JobRow) -> None:
+    """Print what there is to say of one job, a line for each."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in job_as_json(row).items():
+        if value not in (None, [], {}):
+            shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            table.add_row(name.replace("_", " "), Text(shown, overflow="fold"))
+    _print(table)
+
+
+def queues(stats: Iterable[QueueStat]) -> None:
+    """Print a table of queues."""
+    counts = ("scheduled", "available", "running", "completed", "retryable", "failed", "dlq", "cancelled")
+    table = _table("queue", *counts, "lag", "")
+    for stat in stats:
+        marks = [*(["paused"] if stat.paused else []), *([f"{stat.stripes} stripes"] if stat.stripes > 1 else [])]
+        numbers = (str(getattr(stat, name)) for name in counts)
+        table.add_row(Text(stat.queue), *numbers, f"{stat.lag:.0f} s", ", ".join(marks))
+    _print(table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=column == "id", overflow="fold")
+    return table
+
+
+def _print(table: Table) -> None:
+    Console(highlight=False, markup=False, emoji=False).print(table)
+
+
+def _time(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S}Z"
+
+
+def _last_error(job: JobRow) -> str:
+    """The first line of the newest error, shortened."""
+    if not job.errors:
+        return ""
+    first: str = str(job.errors[-1].get("error", "")).partition("\n")[0]
+    return first if len(first) <= 60 else first[:59] + "…"
