@@ -11,7 +11,7 @@ from benchmarks import environments
 from benchmarks.arena import Arena
 from benchmarks.crew import AgentFailed
 from benchmarks.results import Results, write
-from benchmarks.scenarios import SCENARIOS
+from benchmarks.scenarios import ONLY_OF, SCENARIOS
 from benchmarks.systems import SYSTEMS, System
 from benchmarks.trial import Options, WrongResult
 
@@ -23,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         jobs=asked.jobs, concurrency=asked.concurrency, quick=asked.quick, show_statements=asked.statements
     )
     repeat = asked.repeat or (1 if asked.quick else 3)
-    versions, missing = _installed([SYSTEMS[name] for name in asked.systems])
+    needed = [name for name in asked.systems if any(_has(scenario, name) for scenario in asked.scenarios)]
+    versions, missing = _installed([SYSTEMS[name] for name in needed])
     done = []
     with Arena(asked.postgres) as arena:
         _say(arena.source)
@@ -31,13 +32,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results = Results(scenario, versions, failures=dict(missing))
             for turn in range(1, repeat + 1):
                 for name in versions:
-                    if name not in results.failures:
+                    if name not in results.failures and _has(scenario, name):
                         _measure(arena, SYSTEMS[name], options, results, f"{turn}/{repeat}")
             print(f"\n{scenario}\n{results.table()}", flush=True)
             done.append(results)
             if asked.json:  # after each scenario, so that a long run which is cut short has left what it knows
                 write(asked.json, done)
     return 1 if any(results.failures for results in done) else 0
+
+
+def _has(scenario: str, system: str) -> bool:
+    """Whether a scenario is measured on a system."""
+    return ONLY_OF.get(scenario, system) == system
 
 
 def _installed(systems: Sequence[System]) -> tuple[dict[str, str], dict[str, str]]:

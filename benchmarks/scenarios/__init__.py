@@ -11,11 +11,14 @@ from benchmarks.scenarios.latency import latency
 from benchmarks.scenarios.memory import memory
 from benchmarks.scenarios.pinned import pinned
 from benchmarks.scenarios.producers import producers
+from benchmarks.scenarios.reads import reads
 from benchmarks.systems import System
 from benchmarks.trial import Figure, Options
 
 Scenario = Callable[[Arena, System, Options], list[Figure]]
 
 SCENARIOS: Mapping[str, Scenario] = {
-    each.__name__: each for each in (drain, latency, enqueue, producers, fleet, idle, pinned, memory)
+    each.__name__: each for each in (drain, latency, enqueue, producers, fleet, idle, pinned, memory, reads)
 }
+ONLY_OF: Mapping[str, str] = {"reads": "awa-sync"}
+"""Scenarios that compare nothing, and the system they are measured on."""
