@@ -16,6 +16,7 @@ from awa_proto.extra import after_attempt
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
 from awa_proto.outcome import DeadLetter, Transition, rfc3339
 from awa_proto.plan import Op
+from awa_proto.store.upkeep import Probe, Rotation
 
 
 class Unique(NamedTuple):
@@ -430,3 +431,23 @@ class Store(Protocol):
     def pause_queue(self, queue: str, by: str | None) -> Op[None]: ...
     def resume_queue(self, queue: str) -> Op[None]: ...
     def set_stripes(self, queue: str, stripes: int) -> Op[None]: ...
+
+    # upkeep: what one process does for all of them, now and then. Two that do it at once are both right.
+    def sweep(self, most: int = 5000) -> Op[int]:
+        """Note how far down the claims of each lane all is over; `most` claims of a lane in a statement. How many were new."""
+        ...
+
+    def rotate(self, retention: float | None = None, larger_than: int | None = None) -> Op[Rotation]:
+        """Let another segment take new jobs, when it is time.
+
+        retention: seconds that completed jobs are kept; what is open takes new jobs for its share of them, unless it is empty.
+        larger_than: bytes at which it is time whatever the age. None: that is no reason.
+        """
+        ...
+
+    def probe(self) -> Op[Probe]:
+        """Look into every segment, so that workers look into those that have something to claim, and into no others.
+
+        To be run every few seconds: so long may it take until a row is found that a transaction has committed late.
+        """
+        ...

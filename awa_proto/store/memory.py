@@ -43,6 +43,7 @@ from awa_proto.store import (
     Verdicts,
     WorkerInfo,
 )
+from awa_proto.store.upkeep import Probe, Rotation
 from awa_proto.unique import keeps_out, must_win_again, refuse_repeated
 
 T = TypeVar("T")
@@ -812,9 +813,20 @@ class MemoryStore:
 
         return _op("set_stripes", act, safe_to_retry=True)
 
+    # upkeep: nothing is kept in pieces, and completed jobs stay
+
+    def sweep(self, most: int = 5000) -> Op[int]:  # noqa: ARG002
+        return _op("sweep", lambda: 0, safe_to_retry=True)
+
+    def rotate(self, retention: float | None = None, larger_than: int | None = None) -> Op[Rotation]:  # noqa: ARG002
+        return _op("rotate", Rotation, safe_to_retry=True)
+
+    def probe(self) -> Op[Probe]:
+        return _op("probe", Probe, safe_to_retry=True)
+
     # for tests and the simulator
 
-    def rotate(self) -> None:
+    def turn_ring(self) -> None:
         """The segments changed: the ring gets a new version."""
         self._tables.ring = Ring(self._tables.ring.version + 1)
 

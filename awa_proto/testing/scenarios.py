@@ -80,7 +80,7 @@ class _Life:
             queue = random.choice(list(self._queues))
             world.at(random.random() * 2, lambda: play(world.store.set_stripes(queue, random.randrange(2, 5))))
         if random.random() < 0.2:
-            world.at(random.random() * TROUBLE, world.store.rotate)
+            world.at(random.random() * TROUBLE, world.store.turn_ring)
         for _ in range(random.choice((0, 0, 1, 3))):
             world.at(random.random() * TROUBLE, self._cancel_one)
         for _ in range(random.choice((0, 1, 2))):

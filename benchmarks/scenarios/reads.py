@@ -109,7 +109,7 @@ def _fill(client: awa_sync.Client, jobs: int) -> None:
 
     for part in range(_PARTS):
         if part in {_PARTS * 2 // 5, _PARTS * 7 // 10}:
-            client.perform(store.rotate())
+            client.perform(store.open_next())
             client.perform(store.publish())
         _sql(client, _ENQUEUE, part * jobs // _PARTS + 1, (part + 1) * jobs // _PARTS)
         while attempts := claim(50):

@@ -35,14 +35,14 @@ DECLARE
   used text;
 BEGIN
   FOR used IN SELECT format('awa.%I', relname) FROM pg_class
-    WHERE relnamespace = 'awa'::regnamespace AND relkind = 'r' AND relname NOT IN ('segments', 'migrations')
+    WHERE relnamespace = 'awa'::regnamespace AND relkind = 'r' AND relname NOT IN ('segments', 'migrations', 'cluster')
       AND pg_relation_size(oid) > 0
   LOOP
     EXECUTE 'TRUNCATE ' || used;
   END LOOP;
 END
 $$;
-UPDATE awa.segments SET state = 'free', version = 0, opened_at = NULL, sealed_at = NULL;
+UPDATE awa.segments SET state = 'free', quiet = false, version = 0, opened_at = NULL, sealed_at = NULL;
 UPDATE awa.segments SET state = 'open', version = 1, opened_at = now() WHERE seg = 0;
 SELECT setval('awa.ring', 256);
 DELETE FROM awa.migrations WHERE name = 'from the future';

@@ -20,7 +20,7 @@ from awa_proto.outcome import DeadLetter, Transition
 from awa_proto.plan import Statement
 from awa_proto.schema import script
 from awa_proto.store import Demand, Ended, NewJob, Selection, Unique
-from awa_proto.store.queue import QueueStore, bulk, claim, enqueue, lists, people, sweep, unique
+from awa_proto.store.queue import QueueStore, bulk, claim, enqueue, lists, people, probe, sweep, unique
 from awa_proto.store.queue.names import Names
 from awa_proto.unique import mask
 from tests.conformance.session import connect
@@ -153,6 +153,7 @@ PEOPLE: dict[str, tuple[Statement, set[str]]] = {
     "list running": (Statement("running", lists._running_sql(NAMES, 0), IN_ONE_SEGMENT), set()),
     "list_dlq": (_first(STORE.list_dlq(Selection(), limit=1000)), set()),
     "list_dlq of a queue": (_first(STORE.list_dlq(Selection(queue="q"), limit=1000)), set()),
+    "probe a sealed segment": (Statement("probe", probe.sealed_sql(NAMES, 0)), set()),
     "sweep": (Statement("sweep", sweep.sweep_sql(NAMES, 0), (5000,)), set()),
     "drain": (Statement("drain", bulk._drain_sql(NAMES, 0), ("q1", 2, 0, 1)), set()),
     "drain deferred": (_first(STORE.drain_queue("q")), set()),
@@ -182,7 +183,7 @@ class Prepared:
     def generic(self, name: str) -> dict[str, Any]:
         """The plan that is kept, whatever the parameters are."""
         nulls = ", ".join(["NULL"] * len(self._statements[name][0].params))
-        return _plan(self._connection, f"EXECUTE {self._names[name]} ({nulls})", None)
+        return _plan(self._connection, f"EXECUTE {self._names[name]}{f' ({nulls})' if nulls else ''}", None)
 
     def custom(self, name: str) -> dict[str, Any]:
         """The plan for these very parameters."""

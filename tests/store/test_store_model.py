@@ -389,7 +389,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def rotate(self) -> None:
         if isinstance(self._store, QueueStore):
-            self._real(self._store.rotate())
+            self._real(self._store.open_next())
             self._real(self._store.publish())
 
     # reads

@@ -112,7 +112,7 @@ async def _lead(a: Actor, books: _Books) -> None:
     """Rotations all the way, two leaders at once; published late."""
     while books.producing:
         await asyncio.sleep(a.rng.random() * 0.4)
-        await a.surely(a.store.rotate())
+        await a.surely(a.store.open_next())
         await asyncio.sleep(a.rng.random() * 0.1)
         await a.surely(a.store.publish())
 

@@ -39,7 +39,7 @@ async def test_racing_closers_of_overlapping_attempts_end_each_once_and_the_row_
         first, *closers = [await stack.enter_async_context(actor(migrated, (seed, n))) for n in range(5)]
         for turn in range(8):
             if turn in {2, 5}:
-                await first.run(first.store.rotate())
+                await first.run(first.store.open_next())
                 await first.run(first.store.publish())
             attempts: list[Attempt] = []
             for priority in (1, 2, 3):

@@ -126,7 +126,7 @@ async def _read(a: Actor, w: _World) -> None:
 async def _lead(a: Actor, w: _World) -> None:
     while w.working:
         await asyncio.sleep(a.rng.random() * 0.8)
-        await a.surely(a.store.rotate())
+        await a.surely(a.store.open_next())
         await a.surely(a.store.publish())
 
 

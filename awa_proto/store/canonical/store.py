@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import TypeVar
 
 from awa_proto.job import DlqCursor, JobPage, JobRow
 from awa_proto.plan import Op, Plan
@@ -40,6 +41,9 @@ from awa_proto.store.queue import (
     workers,
 )
 from awa_proto.store.queue.names import Names
+from awa_proto.store.upkeep import Probe, Rotation
+
+T = TypeVar("T")
 
 _NO_RING = Ring(0)
 
@@ -191,3 +195,24 @@ class CanonicalStore:
 
     def set_stripes(self, queue: str, stripes: int) -> Op[None]:
         return settings.set_stripes(self._names, queue, stripes)
+
+    # Upkeep of a ring. There is none here; jobs that clients of canonical storage put into one are looked after by its own.
+
+    def sweep(self, most: int = 5000) -> Op[int]:  # noqa: ARG002
+        return _nothing("sweep", 0)
+
+    def rotate(self, retention: float | None = None, larger_than: int | None = None) -> Op[Rotation]:  # noqa: ARG002
+        return _nothing("rotate", Rotation())
+
+    def probe(self) -> Op[Probe]:
+        return _nothing("probe", Probe())
+
+
+def _nothing(name: str, result: T) -> Op[T]:
+    """Sends no statement."""
+
+    def plan() -> Plan[T]:
+        yield from ()
+        return result
+
+    return Op(name, plan, safe_to_retry=True)

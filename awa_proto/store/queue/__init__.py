@@ -36,15 +36,17 @@ from awa_proto.store.queue import (
     listening,
     lists,
     people,
+    probe,
     promote,
     reads,
-    segments,
+    rotate,
     settings,
     sweep,
     unique,
     workers,
 )
 from awa_proto.store.queue.names import Names
+from awa_proto.store.upkeep import Probe, Rotation
 
 
 class QueueStore:
@@ -187,10 +189,16 @@ class QueueStore:
         """Note how far down the claims of each lane all is over; `most` claims of a lane in a statement."""
         return sweep.sweep(self._names, most)
 
-    def rotate(self) -> Op[int | None]:
+    def open_next(self) -> Op[int | None]:
         """Seal the open segment and open a free one; `publish` is to follow."""
-        return segments.rotate(self._names)
+        return rotate.open_next(self._names)
 
     def publish(self) -> Op[None]:
         """Tell inserts which segment is open."""
-        return segments.publish(self._names)
+        return rotate.publish(self._names)
+
+    def rotate(self, retention: float | None = None, larger_than: int | None = None) -> Op[Rotation]:
+        return rotate.rotate(self._names, retention, larger_than)
+
+    def probe(self) -> Op[Probe]:
+        return probe.probe(self._names)

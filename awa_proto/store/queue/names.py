@@ -21,6 +21,9 @@ def body(**changes: str) -> str:
     return ", ".join(changes.get(column, column) for column in BODY.split(", "))
 
 
+LOGS = ("ready", "claims", "closures")
+"""What a segment has a table of each of."""
+
 ASIDE = 64
 """Beside each stripe of a queue, of which there are at most so many, lies one for jobs that are claimed one by one."""
 
@@ -63,6 +66,11 @@ class Names:
         """A relation of the schema as a regclass literal."""
         inner = f"{self.s}.{name}".replace("'", "''")
         return f"'{inner}'::regclass"
+
+    def of_segment(self, log: str, segment: str) -> str:
+        """SQL: the table of a log, as regclass. segment: SQL of its number."""
+        prefix = f"{self.s}.{log}_".replace("'", "''")
+        return f"('{prefix}' || {segment})::regclass"
 
     def seed(self, purpose: str) -> int:
         """Seed for hashtextextended(): advisory lock keys of one purpose and schema never meet those of another."""

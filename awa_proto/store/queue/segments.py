@@ -1,52 +1,11 @@
-"""The ring: which segment takes new rows, and what of a segment is left. Pruning stands on these.
+"""Segments: what of a segment nobody has claimed, exactly. Probing, pruning and the counts stand on it.
 
-Exactly one segment is open (a partial unique index sees to it). Rotation seals it and opens a free one; new inserts learn
-of it from the sequence `ring`, which is set after the rotation has committed. A row that an old transaction still puts into
-a sealed segment is found there: a claim looks into all of them.
+Which segment takes new rows is in `rotate.py`; how a segment becomes empty in `prune.py`.
 """
 
 from __future__ import annotations
 
-from awa_proto.plan import Op, Plan, Statement
 from awa_proto.store.queue.names import Names
-
-
-def rotate(n: Names) -> Op[int | None]:
-    """Seal the open segment and open a free one; the result is the new one, None when there is none free."""
-    statement = Statement(
-        "rotate",
-        f"""
-WITH next AS (
-  SELECT seg FROM {n.s}.segments WHERE state = 'free' ORDER BY sealed_at NULLS FIRST, seg LIMIT 1 FOR UPDATE SKIP LOCKED
-),
-old AS (   -- the partial unique index is checked row by row, the old one first
-  UPDATE {n.s}.segments SET state = 'sealed', sealed_at = clock_timestamp()
-  WHERE state = 'open' AND EXISTS (SELECT FROM next)
-  RETURNING version
-)
-UPDATE {n.s}.segments s SET state = 'open', opened_at = clock_timestamp(), version = old.version + 1
-FROM next, old WHERE s.seg = next.seg
-RETURNING s.seg""",
-    )
-
-    def plan() -> Plan[int | None]:
-        rows = yield statement
-        return rows[0][0] if rows else None
-
-    return Op("rotate", plan)
-
-
-def publish(n: Names) -> Op[None]:
-    """Tell inserts which segment is open. To be run after a rotation has committed; running it again changes nothing."""
-
-    def plan() -> Plan[None]:
-        yield Statement(
-            "publish",
-            f"SELECT setval({n.text('ring')}, version * 256 + seg) FROM {n.s}.segments"
-            f" WHERE state = 'open' AND version * 256 + seg > {n.version}",
-        )
-
-    return Op("publish", plan, safe_to_retry=True)
 
 
 def unclaimed(n: Names, s: int, columns: str, queue: str | None = None, cap: int | None = None) -> str:

@@ -12,7 +12,7 @@ from awa_proto.store.queue.names import Names
 
 
 def _survey(n: Names, queues: Sequence[str]) -> Plan[tuple[Ring, dict[str, QueueSettings]]]:
-    """The segments that may hold work, oldest first, with the version they belong to, and the settings of the queues.
+    """The segments that hold work or take it, oldest first, with the version they belong to, and the settings of the queues.
 
     The version comes from the open segment's own row, so a ring that changes meanwhile is reported by the next claim as
     newer.
@@ -23,7 +23,7 @@ def _survey(n: Names, queues: Sequence[str]) -> Plan[tuple[Ring, dict[str, Queue
 SELECT version, segments, queues, stripes, paused
 FROM (SELECT max(version) FILTER (WHERE state = 'open') * 256 + max(seg) FILTER (WHERE state = 'open') AS version,
              array_agg(seg ORDER BY version, seg) AS segments
-      FROM {n.s}.segments WHERE state <> 'free') ring
+      FROM {n.s}.segments WHERE state <> 'free' AND NOT quiet) ring
 CROSS JOIN (SELECT array_agg(queue) AS queues, array_agg(stripes) AS stripes, array_agg(paused_at IS NOT NULL) AS paused
             FROM {n.s}.queues WHERE queue = ANY ($1::text[])) settings""",
         (list(queues),),

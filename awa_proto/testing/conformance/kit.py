@@ -245,7 +245,7 @@ class RingKit(DatabaseKit):
 
     async def rotate(self, *, publish: bool = True) -> int | None:
         """Open the next segment."""
-        opened = await self.run(self.ring_store.rotate())
+        opened = await self.run(self.ring_store.open_next())
         if publish:
             await self.run(self.ring_store.publish())
         return opened

@@ -7,6 +7,7 @@ from functools import partial
 from awa_proto.errors import DatabaseError, Failure
 from awa_proto.job import JobState
 from awa_proto.store import Demand, Ring, Verdict
+from awa_proto.store.upkeep import Probe, Rotation
 from awa_proto.testing.conformance.kit import HOUR, OUTCOMES, RingKit, end, jobs, now, together
 from awa_proto.testing.conformance.reads import agree
 
@@ -150,7 +151,7 @@ async def two_leaders_that_rotate_at_once_open_one_segment(kit: RingKit) -> None
     async def rotate() -> None:
         async with kit.session() as session:
             try:
-                opened.append(await session.run(kit.ring_store.rotate()))
+                opened.append(await session.run(kit.ring_store.open_next()))
             except DatabaseError as error:  # where transactions are REPEATABLE READ
                 if error.failure is not Failure.TRANSIENT:
                     raise
@@ -158,7 +159,7 @@ async def two_leaders_that_rotate_at_once_open_one_segment(kit: RingKit) -> None
 
     async with kit.session() as leader:
         await leader.sql("BEGIN")
-        assert await leader.run(kit.ring_store.rotate()) == 1
+        assert await leader.run(kit.ring_store.open_next()) == 1
 
         async def commit() -> None:
             await kit.until_waiting("transactionid")
@@ -168,6 +169,126 @@ async def two_leaders_that_rotate_at_once_open_one_segment(kit: RingKit) -> None
     assert opened == [None]
     await kit.run(kit.ring_store.publish())
     assert await _live(kit) == (0, 1)
+
+
+async def a_rotation_comes_when_it_is_time_and_not_for_what_is_empty(kit: RingKit) -> None:
+    """By age, its share of the retention, or by size; what has been rotated is published at once."""
+    rotate = kit.store.rotate
+    assert await kit.run(rotate(0.0)) == Rotation()
+    (first,) = await kit.enqueue()
+    assert await kit.run(rotate()) == await kit.run(rotate(3600.0, 2**40)) == Rotation()
+    assert await kit.run(rotate(0.0)) == Rotation(opened=1)
+    (second,) = await kit.enqueue()
+    assert await kit.run(rotate(3600.0, 1000)) == Rotation(opened=2)
+    assert [(a.id, a.segment) for a in await kit.claim()] == [(first, 0), (second, 1)]
+    await kit.sql("UPDATE awa.segments SET opened_at = opened_at - interval '601 s' WHERE seg = 2")
+    await kit.enqueue()
+    assert await kit.run(rotate(3700.0)) == Rotation()
+    assert await kit.run(rotate(3600.0)) == Rotation(opened=3)
+
+
+async def a_rotation_that_nobody_published_is_published_by_the_next(kit: RingKit) -> None:
+    """Its leader died in between; until then jobs go on into what is sealed, and are found there."""
+    assert await kit.rotate(publish=False) == 1
+    (early,) = await kit.enqueue()
+    assert await kit.run(kit.store.rotate()) == Rotation()
+    (late,) = await kit.enqueue()
+    assert [(a.id, a.segment) for a in await kit.claim()] == [(early, 0), (late, 1)]
+
+
+async def when_the_ring_is_full_rotation_says_so_and_nothing_else_happens(kit: RingKit) -> None:
+    """Jobs go on into the open segment, however often it is asked for."""
+    for segment in range(1, 8):
+        await kit.enqueue()
+        assert await kit.run(kit.store.rotate(0.0)) == Rotation(opened=segment)
+    await kit.enqueue()
+    for _ in range(3):
+        assert await kit.run(kit.store.rotate(0.0)) == Rotation(is_full=True)
+    assert len(await kit.claim()) == 8
+
+
+async def workers_look_only_where_something_can_be_claimed(kit: RingKit) -> None:
+    """A sealed segment from which all is claimed is left alone, until something is there again."""
+    await kit.enqueue(2)
+    await kit.rotate()
+    await kit.enqueue()
+    await kit.rotate()
+    assert await kit.run(kit.store.probe()) == Probe(live=2)
+    before, _ = await kit.run(kit.store.survey([]))
+    assert before.segments == (0, 1, 2)
+    await kit.claim(2)
+    assert await kit.run(kit.store.probe()) == Probe(live=1)
+    assert await _live(kit) == (1, 2)
+    await kit.claim()
+    assert await kit.run(kit.store.probe()) == Probe()
+    assert await kit.run(kit.store.probe()) == Probe()
+    after, _ = await kit.run(kit.store.survey([]))
+    assert after == Ring(before.version, (2,))
+    assert (await kit.stat()).running == 3
+    assert len(await kit.listed(state=JobState.RUNNING)) == 3
+
+
+async def a_paused_queue_keeps_its_segment_live(kit: RingKit) -> None:
+    """Its jobs wait, and are found at once when it is resumed."""
+    (id,) = await kit.enqueue()
+    await kit.run(kit.store.pause_queue("q", None))
+    await kit.rotate()
+    assert await kit.run(kit.store.probe()) == Probe(live=1)
+    await kit.run(kit.store.resume_queue("q"))
+    assert [a.id for a in await kit.claim()] == [id]
+
+
+async def a_segment_is_live_as_long_as_a_transaction_has_rows_for_it(kit: RingKit) -> None:
+    """Open or prepared: the jobs are there for claiming the moment it commits, without waiting for a probe."""
+    await kit.enqueue()
+    async with kit.session() as straggler:
+        await straggler.sql("BEGIN")
+        (row,) = await straggler.run(kit.store.insert(jobs(1), notify=False))
+        await kit.rotate()
+        await kit.claim()
+        assert await kit.run(kit.store.probe()) == Probe(live=1)
+        await straggler.sql("PREPARE TRANSACTION 'straggler'")
+        assert await kit.run(kit.store.probe()) == Probe(live=1)
+        await straggler.sql("COMMIT PREPARED 'straggler'")
+    assert [(a.id, a.segment) for a in await kit.claim()] == [(row.id, 0)]
+    assert await kit.run(kit.store.probe()) == Probe()
+
+
+async def a_row_in_a_segment_nobody_looks_into_makes_it_live_again(kit: RingKit) -> None:
+    """Section 4: one that is quiet, and one that is free. The ring has a new version, so that workers learn of it."""
+    await kit.enqueue()
+    await kit.claim()
+    await kit.rotate()
+    await kit.run(kit.store.probe())
+    worker = await kit.register()
+    assert worker.ring.segments == (1,)
+    for segment in (0, 5):
+        await _stray(kit, segment)
+    assert not (await kit.run(kit.store.claim(1, worker.ring, [Demand("q", 9)]))).attempts
+    assert await kit.run(kit.store.probe()) == Probe(live=2, revived=(0, 5))
+    told = await kit.run(kit.store.claim(1, worker.ring, [Demand("q", 9)]))
+    assert told.version > worker.ring.version
+    ring, _ = await kit.run(kit.store.survey([]))
+    assert (ring.version, set(ring.segments)) == (told.version, {0, 1, 5})
+    assert sorted(a.segment for a in await kit.claim()) == [0, 5]
+    assert await kit.run(kit.store.probe()) == Probe()
+
+
+async def attempts_in_a_free_segment_are_found(kit: RingKit) -> None:
+    """A worker with an old list has claimed there before anybody has looked."""
+    await kit.run(kit.store.probe())
+    ring = Ring(0, (3,))
+    await _stray(kit, 3)
+    (attempt,) = (await kit.run(kit.store.claim(1, ring, [Demand("q", 1)]))).attempts
+    assert await kit.run(kit.store.probe()) == Probe(live=1, revived=(3,))
+    assert await kit.listed(state=JobState.RUNNING) == [attempt.id]
+    await kit.close(attempt)
+    assert await kit.run(kit.store.probe()) == Probe()
+
+
+async def _stray(kit: RingKit, segment: int) -> None:
+    """A job in a segment that is not open, as an old snapshot may put it there."""
+    await kit.sql(f"INSERT INTO awa.ready (seg, priority, queue, kind, args) VALUES ({segment}, 2, 'q', 'k', '{{}}')")
 
 
 async def rotations_at_full_speed_lose_no_job(kit: RingKit) -> None:
