@@ -87,14 +87,18 @@ class FollowUps:
         return of_kind is not None and outcome in of_kind
 
     def of(
-        self, ended: Ended, job: JobRow, unread: Callable[[FollowUp, SerializationError], object]
+        self,
+        ended: Ended,
+        job: JobRow,
+        unread: Callable[[FollowUp, SerializationError], object],
+        outcome: Outcome | None = None,
     ) -> tuple[NewJob, ...]:
         """The follow-ups of an attempt.
 
         job: as it is after the transition. unread: told of a function whose args do not decode, which is skipped.
-        Raises FollowUpError.
+        outcome: instead of that of the transition. Raises FollowUpError.
         """
-        outcome = ended.transition.outcome
+        outcome = outcome or ended.transition.outcome
         assert outcome is not None
         made: list[NewJob] = []
         for follow_up in self._registered[ended.attempt.kind][outcome]:
@@ -127,6 +131,8 @@ def _context(ended: Ended, outcome: Outcome) -> tuple[Any, ...]:
             return error, ended.attempt.attempt, transition.run_at
         case Outcome.EXHAUSTED:
             return error or str((transition.entry or {}).get("error", "")), ended.attempt.attempt
+        case Outcome.RESCUED:
+            return (transition.rescue,)
         case _:
             return ()
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from awa_proto.error_text import clean, describe, traceback_of, type_name
 from awa_proto.errors import TerminalError, ValidationError
+from awa_proto.events import RescueReason
 from awa_proto.job import Attempt, JobState
 
 Seconds: TypeAlias = float | timedelta
@@ -90,6 +91,7 @@ class Ending(StrEnum):
     UNREGISTERED = "wait without a registered callback"
     DEADLINE = "deadline"
     RELEASED = "released"
+    RESCUED = "rescued"
 
 
 class Outcome(StrEnum):
@@ -185,7 +187,16 @@ TABLE: Final[dict[Ending, Rule]] = {
     ),
     Ending.UNREGISTERED: dataclasses.replace(_FOR_GOOD, outcome=None, dead_letter=DeadLetter.NO_CALLBACK),
     Ending.RELEASED: Rule(JobState.AVAILABLE, None, Output.ABANDONED, gives_back=True, metric="awa.job.released"),
+    Ending.RESCUED: dataclasses.replace(
+        _AGAIN, outcome=Outcome.RESCUED, output=Output.ABANDONED, metric="awa.job.rescued"
+    ),
 }
+RESCUES: Final[dict[RescueReason, str]] = {
+    RescueReason.STALE_HEARTBEAT: "rescued: heartbeat stale, its worker is presumed dead",
+    RescueReason.DEADLINE_EXCEEDED: "rescued: hard deadline exceeded",
+    RescueReason.EXPIRED_CALLBACK: "rescued: callback timed out",
+}
+"""The error text of an attempt that was rescued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +206,7 @@ class Transition:
     to: the new state. attempt: the job's attempt count after it. at: when (database time).
     run_at: when it is due again; None in terminal states. entry: the error entry added, or None.
     outcome: what hooks and follow-ups are called by, or None. dead_letter: why it goes to the dead letters, or None.
+    rescue: why upkeep ended it, if it did.
     """
 
     to: JobState
@@ -205,6 +217,7 @@ class Transition:
     outcome: Outcome | None = None
     dead_letter: DeadLetter | None = None
     ending: Ending | None = None
+    rescue: RescueReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +241,7 @@ def backoff(attempt: int, random: Callable[[], float]) -> float:
 
 def conclude(
     attempt: Attempt,
-    ended: Returned | Raised | Ending,
+    ended: Returned | Raised | Ending | RescueReason,
     at: datetime,
     random: Callable[[], float],
     *,
@@ -237,7 +250,7 @@ def conclude(
 ) -> Transition:
     """The transition of an attempt that ended. It raises nothing, whatever a handler returned or raised.
 
-    ended: what the handler did, or RELEASED, DEADLINE when the machine ended it.
+    ended: what the handler did; RELEASED or DEADLINE when the machine ended it; why it was rescued.
     at: now, in database time. random: floats in [0, 1).
     output: JSON text the attempt recorded. dead_letters: whether a job that fails goes to the dead letters.
     """
@@ -255,6 +268,8 @@ def conclude(
             entry = {"error": describe(error), "traceback": traceback_of(error)}
         case Ending.DEADLINE:
             ending, entry = Ending.DEADLINE, {"error": "hard deadline exceeded"}
+        case RescueReason():
+            ending, entry = Ending.RESCUED, {"error": RESCUES[ended]}
         case _:
             ending = ended
     rule = TABLE[ending]
@@ -279,6 +294,7 @@ def conclude(
         outcome,
         rule.dead_letter if dead_letters and to is JobState.FAILED else None,
         ending,
+        ended if isinstance(ended, RescueReason) else None,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from awa_proto.extra import after_attempt
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
@@ -175,6 +175,31 @@ class Progress(NamedTuple):
     progress: str
 
 
+class Stranded(NamedTuple):
+    """An attempt that its worker will not end, with the progress it recorded in its `extra`.
+
+    recorded: that progress has a row of its own, which is to go with the attempt's end.
+    """
+
+    attempt: Attempt
+    recorded: bool
+
+
+Place: TypeAlias = tuple[int, int, int]
+"""Where a page of stranded attempts ended. Opaque to everybody but the engine."""
+
+
+class StrandedPage(NamedTuple):
+    """A page of stranded attempts.
+
+    now: database time. after: what the next page begins after, None when this is the last one.
+    """
+
+    stranded: Sequence[Stranded]
+    now: datetime
+    after: Place | None
+
+
 @dataclass(frozen=True, slots=True)
 class Promoted:
     """Deferred jobs that became due.
@@ -330,6 +355,28 @@ class Store(Protocol):
 
     def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
         """Keep what running attempts say of themselves. The ids of the jobs whose attempts still were what they were."""
+        ...
+
+    def beat(self, instance: int, worker: WorkerInfo) -> Op[None]:
+        """A worker lives. The attempts of one that is silent for long are found by `find_stale`."""
+        ...
+
+    def find_stale(self, silent: float, limit: int, after: Place | None = None) -> Op[StrandedPage]:
+        """Open attempts whose worker has given no sign of life for so many seconds: no beat, and no claim that it has.
+
+        limit: most of a page. after: where the page before ended; only from None on is everything looked at.
+        """
+        ...
+
+    def find_overdue(self, late: float, limit: int, after: Place | None = None) -> Op[StrandedPage]:
+        """The same of those beyond the deadline, the job's own or else that of its claim, by so many seconds."""
+        ...
+
+    def unknown(self, instance: int, known: Sequence[int], since: int) -> Op[list[Attempt]]:
+        """Open attempts of a worker that it does not know, since the answer to its claim was lost.
+
+        known: the claim ids of attempts it knows and has not ended. since: the claim id before which none can be unknown.
+        """
         ...
 
     def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:

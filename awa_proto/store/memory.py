@@ -32,6 +32,7 @@ from awa_proto.store import (
     Forgotten,
     JobFilter,
     NewJob,
+    Place,
     Progress,
     Promoted,
     QueueSettings,
@@ -39,6 +40,8 @@ from awa_proto.store import (
     Registration,
     Ring,
     Selection,
+    Stranded,
+    StrandedPage,
     Verdict,
     Verdicts,
     WorkerInfo,
@@ -94,6 +97,7 @@ class _Job:
 class _Claim:
     """Jobs taken together. closed: index -> the flush that ended it. duplicates: those it cancelled as such."""
 
+    instance: int
     lease: int
     jobs: list[int]
     closed: dict[int, int] = field(default_factory=dict[int, int])
@@ -115,6 +119,7 @@ class _Tables:
     claims: dict[int, _Claim] = field(default_factory=dict[int, _Claim])
     settings: dict[str, QueueSettings] = field(default_factory=dict[str, QueueSettings])
     workers: dict[int, WorkerInfo] = field(default_factory=dict[int, WorkerInfo])
+    beats: dict[int, datetime] = field(default_factory=dict[int, datetime])
     available: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
     deferred: set[int] = field(default_factory=set[int])
     last_id: int = 0
@@ -275,6 +280,7 @@ class MemoryStore:
             tables = self._tables
             tables.last_instance += 1
             tables.workers[tables.last_instance] = worker
+            tables.beats[tables.last_instance] = self._clock()
             return Registration(tables.last_instance, tables.ring, self._settings(worker.queues), self._clock())
 
         return _op("register", act, safe_to_retry=True)
@@ -284,6 +290,7 @@ class MemoryStore:
 
         def act() -> None:
             self._tables.workers.pop(instance, None)
+            self._tables.beats.pop(instance, None)
 
         return _op("unregister", act, safe_to_retry=True)
 
@@ -299,12 +306,12 @@ class MemoryStore:
 
         def act() -> Claimed:
             now = self._clock()
-            attempts = [attempt for demand in demands for attempt in self._claim(demand, now)]
+            attempts = [attempt for demand in demands for attempt in self._claim(instance, demand, now)]
             return Claimed(attempts, self._tables.ring.version, now)
 
         return _op("claim", act)
 
-    def _claim(self, demand: Demand, now: datetime) -> list[Attempt]:
+    def _claim(self, instance: int, demand: Demand, now: datetime) -> list[Attempt]:
         tables = self._tables
         if tables.settings.get(demand.queue, QueueSettings()).paused:
             return []
@@ -315,7 +322,7 @@ class MemoryStore:
         attempts: list[Attempt] = []
         for priority in sorted({job.priority for job in best}):
             lane = [job for job in best if job.priority == priority]
-            lanes[priority] = self._new_claim(lane, now)
+            lanes[priority] = self._new_claim(instance, lane, now)
         for job in best:
             claim_id, claim = lanes[job.priority]
             attempts.append(self._taken(job, claim_id, claim, now, demand.deadline))
@@ -323,7 +330,7 @@ class MemoryStore:
 
     def claim_one(
         self,
-        instance: int,  # noqa: ARG002  claims name nobody here
+        instance: int,
         *,
         id: int | None = None,
         kind: str | None = None,
@@ -345,14 +352,14 @@ class MemoryStore:
             if not found:
                 return None
             job = tables.jobs[min(found)[-1]]
-            return Claimed([self._taken(job, *self._new_claim([job], now), now)], tables.ring.version, now)
+            return Claimed([self._taken(job, *self._new_claim(instance, [job], now), now)], tables.ring.version, now)
 
         return _op("claim_one", act)
 
-    def _new_claim(self, jobs: Sequence[_Job], now: datetime) -> tuple[int, _Claim]:
+    def _new_claim(self, instance: int, jobs: Sequence[_Job], now: datetime) -> tuple[int, _Claim]:
         """A claim of jobs of a lane, and its number."""
         lease = max(max(job.run_lease for job in jobs) + 1, (now - _EPOCH) // timedelta(microseconds=1))
-        claim = _Claim(lease, [job.id for job in jobs])
+        claim = _Claim(instance, lease, [job.id for job in jobs])
         number = len(self._tables.claims) + 1
         self._tables.claims[number] = claim
         return number, claim
@@ -368,21 +375,7 @@ class MemoryStore:
         seconds = extras.decode(job.extra).get("deadline", deadline)
         job.deadline_at = None if seconds is None else now + timedelta(seconds=seconds)
         job.claim = claim_id, claim.jobs.index(job.id)
-        return Attempt(
-            0,
-            *job.claim,
-            claim.lease,
-            job.id,
-            job.queue,
-            job.priority,
-            job.kind,
-            job.args,
-            job.attempt,
-            job.max_attempts,
-            job.run_at,
-            job.created_at,
-            job.extra,
-        )
+        return _attempt(job)
 
     def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
         """End attempts, each at most once."""
@@ -444,6 +437,58 @@ class MemoryStore:
             return kept
 
         return _op("record_progress", act, safe_to_retry=True)
+
+    def beat(self, instance: int, worker: WorkerInfo) -> Op[None]:
+        """A worker lives."""
+
+        def act() -> None:
+            self._tables.workers[instance] = worker
+            self._tables.beats[instance] = self._clock()
+
+        return _op("beat", act, safe_to_retry=True)
+
+    def find_stale(self, silent: float, limit: int, after: Place | None = None) -> Op[StrandedPage]:
+        """Running attempts whose worker has given no sign of life for so long."""
+        ago = timedelta(seconds=silent)
+
+        def is_stale(job: _Job, now: datetime) -> bool:
+            assert job.claim is not None
+            assert job.attempted_at is not None
+            beat = self._tables.beats.get(self._tables.claims[job.claim[0]].instance, job.attempted_at)
+            return max(beat, job.attempted_at) < now - ago
+
+        return _op("find_stale", lambda: self._stranded(is_stale, limit, after), safe_to_retry=True)
+
+    def find_overdue(self, late: float, limit: int, after: Place | None = None) -> Op[StrandedPage]:
+        """Running attempts beyond their deadline by so many seconds."""
+        ago = timedelta(seconds=late)
+
+        def is_overdue(job: _Job, now: datetime) -> bool:
+            return job.deadline_at is not None and job.deadline_at < now - ago
+
+        return _op("find_overdue", lambda: self._stranded(is_overdue, limit, after), safe_to_retry=True)
+
+    def _stranded(self, matches: Callable[[_Job, datetime], bool], limit: int, after: Place | None) -> StrandedPage:
+        now = self._clock()
+        found = sorted((*job.claim, job.id) for job in self._tables.jobs.values() if job.claim and matches(job, now))
+        page = [place for place in found if after is None or place > after][:limit]
+        jobs = [self._tables.jobs[id] for _, _, id in page]
+        stranded = [Stranded(_attempt(job), job.recorded is not None) for job in jobs]
+        return StrandedPage(stranded, now, page[-1] if len(page) >= limit else None)
+
+    def unknown(self, instance: int, known: Sequence[int], since: int) -> Op[list[Attempt]]:
+        """Running attempts of a worker that it does not know."""
+
+        def act() -> list[Attempt]:
+            return [
+                _attempt(job)
+                for number, claim in self._tables.claims.items()
+                if claim.instance == instance and number > since and number not in known
+                for job in map(self._tables.jobs.get, claim.jobs)
+                if job is not None and job.claim is not None and job.claim[0] == number
+            ]
+
+        return _op("unknown", act, safe_to_retry=True)
 
     def replan(self) -> Op[None]:
         """There are no plans."""
@@ -883,6 +928,26 @@ class MemoryStore:
             dlq_reason=job.dlq_reason,
             dlq_at=job.dlq_at,
         )
+
+
+def _attempt(job: _Job) -> Attempt:
+    """The attempt of a job that runs, with what it has recorded."""
+    assert job.claim is not None
+    return Attempt(
+        0,
+        *job.claim,
+        job.run_lease,
+        job.id,
+        job.queue,
+        job.priority,
+        job.kind,
+        job.args,
+        job.attempt,
+        job.max_attempts,
+        job.run_at,
+        job.created_at,
+        extras.after_attempt(job.extra, None, job.recorded) or job.extra,
+    )
 
 
 def _listed(row: JobRow) -> JobRow:

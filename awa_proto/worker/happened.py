@@ -10,7 +10,7 @@ from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Final, assert_never
 
-from awa_proto.events import AnyEvent, Cancelled, Completed, Exhausted, Retried, Started, WaitingForCallback
+from awa_proto.events import AnyEvent, Cancelled, Completed, Exhausted, Rescued, Retried, Started, WaitingForCallback
 from awa_proto.job import Attempt, JobRow, JobState
 from awa_proto.outcome import Ending, Outcome
 from awa_proto.store import Ended
@@ -110,6 +110,12 @@ def started(attempt: Attempt, at: datetime, deadline: float | None) -> Started[N
     return Started(job, None)
 
 
+def rescued(ended: Ended) -> Rescued[None]:
+    """Upkeep ended an attempt; `event_of` is told after it when the job failed with that."""
+    assert ended.transition.rescue is not None
+    return Rescued(job_after(ended), None, ended.transition.rescue)
+
+
 def event_of(ended: Ended) -> AnyEvent | None:
     """The event of an attempt that ended, still without its args; None where the outcome is none."""
     transition = ended.transition
@@ -132,6 +138,6 @@ def event_of(ended: Ended) -> AnyEvent | None:
         case Outcome.WAITING_FOR_CALLBACK:
             return WaitingForCallback(job, None)
         case Outcome.RESCUED:
-            return None  # upkeep's to tell, which knows the reason
+            return rescued(ended)
         case _:
             assert_never(outcome)

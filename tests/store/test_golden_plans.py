@@ -20,7 +20,7 @@ from awa_proto.outcome import DeadLetter, Transition
 from awa_proto.plan import Statement
 from awa_proto.schema import script
 from awa_proto.store import Demand, Ended, NewJob, Selection, Unique
-from awa_proto.store.queue import QueueStore, bulk, claim, enqueue, lists, people, probe, sweep, unique
+from awa_proto.store.queue import QueueStore, bulk, claim, enqueue, lists, people, probe, rescue, sweep, unique
 from awa_proto.store.queue.names import Names
 from awa_proto.unique import mask
 from tests.conformance.session import connect
@@ -155,6 +155,9 @@ PEOPLE: dict[str, tuple[Statement, set[str]]] = {
     "list_dlq of a queue": (_first(STORE.list_dlq(Selection(queue="q"), limit=1000)), set()),
     "probe a sealed segment": (Statement("probe", probe.sealed_sql(NAMES, 0)), set()),
     "sweep": (Statement("sweep", sweep.sweep_sql(NAMES, 0), (5000,)), set()),
+    "find stale": (Statement("stale", rescue.find_sql(NAMES, 0, overdue=False), (30.0, 0, -1, 500)), set()),
+    "find overdue": (Statement("overdue", rescue.find_sql(NAMES, 0, overdue=True), (2.0, 0, -1, 500)), set()),
+    "unknown": (Statement("unknown", rescue._unknown_sql(NAMES, 0), (1, 19000, [19001])), set()),
     "drain": (Statement("drain", bulk._drain_sql(NAMES, 0), ("q1", 2, 0, 1)), set()),
     "drain deferred": (_first(STORE.drain_queue("q")), set()),
     **{
@@ -233,7 +236,7 @@ def complaints(name: str, plan: dict[str, Any], indexes: set[str], *, may_sort: 
     for node in _nodes(plan):
         used.add(_base(node.get("Index Name", "")))
         relation = _base(node.get("Relation Name", ""))
-        keys = KEYS | {"claims_lane"} if may_sort else KEYS
+        keys = KEYS | {"claims_lane", "claims_claim"} if may_sort else KEYS
         by_key = any(_base(below.get("Index Name", "")) in keys for below in _nodes(node))
         if (
             relation in BIG

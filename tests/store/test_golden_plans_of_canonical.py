@@ -11,7 +11,7 @@ from awa_proto.outcome import DeadLetter, Transition
 from awa_proto.plan import Statement
 from awa_proto.schema import script
 from awa_proto.store import Demand, Ended, NewJob, Ring
-from awa_proto.store.canonical import people
+from awa_proto.store.canonical import people, rescue
 from awa_proto.store.canonical.store import CanonicalStore
 from awa_proto.store.queue import lists
 from awa_proto.store.queue.names import Names
@@ -49,6 +49,9 @@ def _close(to: JobState, dead: DeadLetter | None = None) -> Statement:
 
 KEYS = {"jobs_hot_pkey", "scheduled_jobs_pkey"}
 CLOSE = {"jobs_hot_pkey", "scheduled_jobs_pkey", "canonical_left_job"}
+OPEN = ("find ", "unknown")
+"""Names of statements that may sort what runs, of which there is little."""
+RUNNING = {"jobs_hot_state", "attempts_pkey", "instances_pkey"}
 HOT: dict[str, tuple[Statement, set[str]]] = {
     "insert one": (_first(STORE.insert([NewJob("k", "q", "{}")])), set()),
     "insert deferred": (_first(STORE.insert([NewJob("k", "q", "{}", run_at=NOW)] * 3)), set()),
@@ -70,6 +73,12 @@ HOT: dict[str, tuple[Statement, set[str]]] = {
     "close as a dead letter": (_close(JobState.FAILED, DeadLetter.TERMINAL), CLOSE | {"canonical_left_old"}),
     "promote": (_first(STORE.promote(500)), {"scheduled_jobs_due", "scheduled_jobs_pkey"}),
     "promote from a moment on": (_first(STORE.promote(500, NOW)), {"scheduled_jobs_due", "scheduled_jobs_pkey"}),
+    "find stale": (Statement("stale", rescue.find_sql(NAMES, overdue=False), (30.0, 0, 500)), RUNNING),
+    "find overdue": (
+        Statement("overdue", rescue.find_sql(NAMES, overdue=True), (2.0, 0, 500)),
+        RUNNING - {"instances_pkey"},
+    ),
+    "unknown": (Statement("unknown", rescue._unknown_sql(NAMES), (1, [50])), RUNNING - {"instances_pkey"}),
     "cancel": (_first_of(people.cancelling(NAMES, 50, 7)), KEYS | {"attempts_pkey"}),
     "move": (_first_of(people.moving(NAMES, 50, "q", None)), KEYS),
     "retry": (_first_of(people.retrying(NAMES, 50, JOB)), {"jobs_hot_pkey", "canonical_left_old"}),
@@ -94,13 +103,18 @@ def _index(node: dict[str, Any]) -> str:
     return "jobs_hot_pkey" if name == "jobs_hot_state" and " id = " in node["Index Cond"].replace("(", " ") else name
 
 
+def _by(node: dict[str, Any], keys: set[str]) -> bool:
+    """Whether a node reads by one of the indexes, itself or through a bitmap."""
+    return any(_index(below) in keys for below in _nodes(node))
+
+
 def complaints(name: str, plan: dict[str, Any], indexes: set[str]) -> Iterator[str]:
     """Only the intended indexes, no sort over a table but of what keys or a LIMIT chose, nothing that would be compiled."""
     used: set[str] = set()
     for node in _nodes(plan):
         used.add(_index(node))
         relation = node.get("Relation Name", "")
-        by_key = any(_index(below) in KEYS for below in _nodes(node))
+        by_key = any(_index(below) in (KEYS | RUNNING if name.startswith(OPEN) else KEYS) for below in _nodes(node))
         if (
             relation in BIG
             and node["Node Type"] not in READS
@@ -108,7 +122,8 @@ def complaints(name: str, plan: dict[str, Any], indexes: set[str]) -> Iterator[s
         ):
             yield f"{name}: {node['Node Type']} of {relation}"
         if node["Node Type"] == "Sort":
-            read = {below.get("Relation Name", "") for below in _below(node) if _index(below) not in KEYS}
+            keys = KEYS | RUNNING if name.startswith(OPEN) else KEYS
+            read = {below.get("Relation Name", "") for below in _below(node) if not _by(below, keys)}
             if read & BIG:
                 yield f"{name}: sorts {read & BIG}"
     if indexes and used - {"", "queues_pkey"} != indexes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
 
-from awa_proto.job import DlqCursor, JobPage, JobRow
+from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow
 from awa_proto.plan import Op, Plan
 from awa_proto.store import (
     Cancelled,
@@ -17,6 +17,7 @@ from awa_proto.store import (
     Forgotten,
     JobFilter,
     NewJob,
+    Place,
     Progress,
     Promoted,
     QueueSettings,
@@ -24,10 +25,11 @@ from awa_proto.store import (
     Registration,
     Ring,
     Selection,
+    StrandedPage,
     Verdicts,
     WorkerInfo,
 )
-from awa_proto.store.canonical import attempts, claim, claim_one, close, promote
+from awa_proto.store.canonical import attempts, claim, claim_one, close, promote, rescue
 from awa_proto.store.queue import (
     bulk,
     dead_letters,
@@ -41,6 +43,7 @@ from awa_proto.store.queue import (
     workers,
 )
 from awa_proto.store.queue.names import Names
+from awa_proto.store.queue.rescue import beat
 from awa_proto.store.upkeep import Probe, Rotation
 
 T = TypeVar("T")
@@ -106,6 +109,18 @@ class CanonicalStore:
 
     def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
         return attempts.record_progress(self._names, records)
+
+    def beat(self, instance: int, worker: WorkerInfo) -> Op[None]:
+        return beat(self._names, instance, worker)
+
+    def find_stale(self, silent: float, limit: int, after: Place | None = None) -> Op[StrandedPage]:
+        return rescue.find_stale(self._names, silent, limit, after)
+
+    def find_overdue(self, late: float, limit: int, after: Place | None = None) -> Op[StrandedPage]:
+        return rescue.find_overdue(self._names, late, limit, after)
+
+    def unknown(self, instance: int, known: Sequence[int], since: int) -> Op[list[Attempt]]:  # noqa: ARG002  one look finds all
+        return rescue.unknown(self._names, instance, known)
 
     def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
         return close.finalize(self._names, ended, flush)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
-from awa_proto.job import DlqCursor, JobPage, JobRow
+from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow
 from awa_proto.plan import Op
 from awa_proto.store import (
     Cancelled,
@@ -15,6 +15,7 @@ from awa_proto.store import (
     Forgotten,
     JobFilter,
     NewJob,
+    Place,
     Progress,
     Promoted,
     QueueSettings,
@@ -22,6 +23,7 @@ from awa_proto.store import (
     Registration,
     Ring,
     Selection,
+    StrandedPage,
     Verdicts,
     WorkerInfo,
 )
@@ -39,6 +41,7 @@ from awa_proto.store.queue import (
     probe,
     promote,
     reads,
+    rescue,
     rotate,
     settings,
     sweep,
@@ -95,6 +98,18 @@ class QueueStore:
 
     def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
         return attempts.record_progress(self._names, records)
+
+    def beat(self, instance: int, worker: WorkerInfo) -> Op[None]:
+        return rescue.beat(self._names, instance, worker)
+
+    def find_stale(self, silent: float, limit: int, after: Place | None = None) -> Op[StrandedPage]:
+        return rescue.find_stale(self._names, silent, limit, after)
+
+    def find_overdue(self, late: float, limit: int, after: Place | None = None) -> Op[StrandedPage]:
+        return rescue.find_overdue(self._names, late, limit, after)
+
+    def unknown(self, instance: int, known: Sequence[int], since: int) -> Op[list[Attempt]]:
+        return rescue.unknown(self._names, instance, known, since)
 
     def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
         return close.finalize(self._names, ended, flush)

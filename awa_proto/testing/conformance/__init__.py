@@ -4,7 +4,8 @@ A scenario is an async function of a `Kit`, of a `DatabaseKit` when it needs con
 `RowKit` when it is about what only queue storage or only canonical storage does; its name is a promise of the store, its body
 the proof. It speaks anyio only. It is given a store without jobs, and may leave anything behind.
 
-    enqueue, claim, claim_one, close, endings, deferred, people, unique, dead_letters, bulk, reads, queues
+    enqueue, claim, claim_one, close, endings, deferred, people, unique, dead_letters, bulk, reads, queues,
+    rescue
                            one concern each; most need no database
     turns, closers         the same beside transactions that are open
     listening, migration, sql
@@ -35,6 +36,7 @@ from awa_proto.testing.conformance import (
     people,
     queues,
     reads,
+    rescue,
     ring,
     rows,
     sql,
@@ -57,6 +59,7 @@ _MODULES = (
     bulk,
     reads,
     queues,
+    rescue,
     ring,
     rows,
     listening,
