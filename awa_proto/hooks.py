@@ -6,8 +6,8 @@ which hook is called when; a driver has threads and tasks and carries it out. No
 what                                        | what becomes of it
 --------------------------------------------|------------------------------------------------------------------
 an event, less than 8 being handled         | its hooks are called, one after the other, as they were registered
-an event, 8 being handled                   | waits; 1000 may
-an event, 1000 waiting                      | dropped and counted, with a warning at most once a minute
+an event, 8 being handled                   | waits; 4000 may
+an event, 4000 waiting                      | dropped and counted, with a warning at most once a minute
 a hook that raises                          | logged with its name; the next hook of the event is called
 args that do not decode as the hook's class | logged; the hook is skipped
 the event loop ends                         | hooks under way are cancelled, what waits is dropped
@@ -15,21 +15,22 @@ the event loop ends                         | hooks under way are cancelled, wha
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from awa_proto.error_text import describe, traceback_of
-from awa_proto.events import AnyEvent
+from awa_proto.events import AnyEvent, with_args
 from awa_proto.worker.events import Emit
 from awa_proto.worker.report import ERROR, WARNING, Report
 
 AT_ONCE: Final = 8
 """Most events being handled at the same time, by one client on one event loop."""
-MOST_WAITING: Final = 1000
-"""Most events that wait for their turn."""
+MOST_WAITING: Final = 4000
+"""Most events that wait for their turn: several times what one flush of a worker tells at once."""
+IN_A_ROW: Final = 25
+"""Most hooks that a task calls before it gives the event loop a turn, if none of them does."""
 SAID_EVERY: Final = 60.0
 """Seconds between two warnings that events are dropped."""
 
@@ -55,16 +56,16 @@ class Hook:
     name: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Turn:
-    """An event whose hooks are called one after the other. Opaque to a driver."""
+    """An event whose hooks are called one after the other. Opaque to a driver. Not frozen, which takes longer to make."""
 
     event: AnyEvent
     left: Iterator[Hook]
     context: Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class RunHook:
     """Run `call` in a copy of `context` and answer with `ended`: await it when `is_async`, else in a thread of its own.
 
@@ -91,7 +92,7 @@ class RunHook:
             args = self.hook.decode(event.job.args_json)
         except Exception as error:  # a validator of the user may raise anything
             raise ArgsNotRead(describe(error)) from error
-        return self.hook.function(dataclasses.replace(event, args=args))
+        return self.hook.function(with_args(event, args))
 
 
 HookOutput: TypeAlias = RunHook | Emit

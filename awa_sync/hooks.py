@@ -1,4 +1,4 @@
-"""Hooks in blocking code: a thread for each. `HookQueue` decides what is called when.
+"""Hooks in blocking code, in threads. `HookQueue` decides what is called when.
 
 Nothing waits for a hook. The threads are daemons: when the process ends, so do they.
 """
@@ -29,21 +29,27 @@ class HookRunner:
     def tell(self, event: AnyEvent) -> None:
         """Let hooks be called with a committed event, and do not wait."""
         context = contextvars.copy_context()
-        self._do(lambda now: self.queue.happened(event, now, context))
+        if (run := self._do(lambda now: self.queue.happened(event, now, context))) is not None:
+            self._start(run)
 
-    def _do(self, act: Callable[[float], None]) -> None:
-        """Something to the queue, and what it then says: outside of the lock, for a log handler may use the client too."""
+    def _do(self, act: Callable[[float], None]) -> RunHook | None:
+        """Something to the queue, and what it then says: outside of the lock, for a log handler may use the client too.
+
+        A hook that is to be called is returned: what happened leads to one at most.
+        """
         with self._lock:
             act(time.monotonic())
             outputs: list[HookOutput] = []
             while (output := self.queue.poll_output()) is not None:
                 outputs.append(output)
+        called: RunHook | None = None
         for output in outputs:
             match output:
                 case RunHook():
-                    self._start(output)
+                    called = output
                 case Emit():
                     tell(output)
+        return called
 
     def _start(self, run: RunHook) -> None:
         try:
@@ -53,14 +59,19 @@ class HookRunner:
             self._do(lambda _: self.queue.cut_off())
 
     def _run(self, run: RunHook) -> None:
-        """A hook, in a thread."""
-        error: BaseException | None = None
+        """A hook, in a thread, then those that wait."""
+        following: RunHook | None = run
+        while following is not None:
+            following = self._ended(following, self._call(following))
+
+    def _call(self, run: RunHook) -> BaseException | None:
+        """What the hook raised."""
         context: contextvars.Context = run.context
         try:
             context.copy().run(run.call)
-        except BaseException as raised:  # noqa: BLE001  a hook ends nothing but itself
-            error = raised
-        self._ended(run, error)
+        except BaseException as error:  # noqa: BLE001  a hook ends nothing but itself
+            return error
+        return None
 
-    def _ended(self, run: RunHook, error: BaseException | None) -> None:
-        self._do(lambda now: self.queue.ended(run, error, now))
+    def _ended(self, run: RunHook, error: BaseException | None) -> RunHook | None:
+        return self._do(lambda now: self.queue.ended(run, error, now))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final, assert_never
 
 from awa_proto.events import AnyEvent, Cancelled, Completed, Exhausted, Rescued, Retried, Started, WaitingForCallback
@@ -78,11 +79,17 @@ def claimed_at(attempt: Attempt, at: datetime) -> datetime:
 
     at: now, in database time; the answer when the lease had to run ahead of the clock, or is no time at all.
     """
+    found = _instant(attempt.run_lease)
+    return found if found is not None and attempt.created_at <= found <= at else at
+
+
+@lru_cache(maxsize=256)
+def _instant(run_lease: int) -> datetime | None:
+    """The moment that a run_lease is; kept, since all attempts of a claim have the same."""
     try:
-        found = _EPOCH + timedelta(microseconds=attempt.run_lease)
+        return _EPOCH + timedelta(microseconds=run_lease)
     except OverflowError:
-        return at
-    return found if attempt.created_at <= found <= at else at
+        return None
 
 
 def started(attempt: Attempt, at: datetime, deadline: float | None) -> Started[None]:
