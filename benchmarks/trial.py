@@ -11,7 +11,7 @@ from benchmarks.arena import Arena, Database
 from benchmarks.board import Board
 from benchmarks.crew import Agent, AgentFailed
 from benchmarks.systems import System
-from benchmarks.systems.adapter import Load, Produce, Way, Work
+from benchmarks.systems.adapter import Feature, Load, Produce, Way, Work
 
 _LOOK = 0.005  # seconds between two looks at the board
 
@@ -90,10 +90,17 @@ class Site:
         expect: int | None = None,
         load: Load = "count",
         seconds: float = 0,
+        feature: Feature | None = None,
     ) -> Agent:
         """Start a process that will be a worker."""
         order = Work(
-            dsn=self.database.dsn, concurrency=concurrency, worker=worker, expect=expect, load=load, seconds=seconds
+            dsn=self.database.dsn,
+            concurrency=concurrency,
+            worker=worker,
+            expect=expect,
+            load=load,
+            seconds=seconds,
+            feature=feature,
         )
         return self._agents.enter_context(Agent(self.system, "work", order, self.board))
 
@@ -118,11 +125,11 @@ class Site:
             if time.monotonic() > end:
                 raise AgentFailed(f"{self.board.handled()} jobs were handled in {within:.0f} s, then we gave up")
 
-    def check(self, jobs: int) -> None:
-        """Raise unless each of the jobs ran exactly once, and the database calls each completed."""
+    def check(self, jobs: int, follow_ups: int = 0) -> None:
+        """Raise unless each of the jobs ran exactly once, and the database calls each completed; and those it has beside."""
         faults = self.board.faults(jobs)
-        if left := self.database.value(self.system.unfinished):
-            faults.append(f"{left} jobs are not completed in the database")
+        if (left := self.database.value(self.system.unfinished)) != follow_ups:
+            faults.append(f"{left} jobs are not completed in the database, of which {follow_ups} should be there")
         if faults:
             raise WrongResult("; ".join(faults))
 

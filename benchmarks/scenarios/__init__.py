@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from benchmarks.arena import Arena
+from benchmarks.scenarios.cost import cost
 from benchmarks.scenarios.drain import drain
 from benchmarks.scenarios.enqueue import enqueue
 from benchmarks.scenarios.fleet import fleet
@@ -18,7 +19,7 @@ from benchmarks.trial import Figure, Options
 Scenario = Callable[[Arena, System, Options], list[Figure]]
 
 SCENARIOS: Mapping[str, Scenario] = {
-    each.__name__: each for each in (drain, latency, enqueue, producers, fleet, idle, pinned, memory, reads)
+    each.__name__: each for each in (drain, cost, latency, enqueue, producers, fleet, idle, pinned, memory, reads)
 }
 ONLY_OF: Mapping[str, str] = {"reads": "awa-sync"}
 """Scenarios that compare nothing, and the system they are measured on."""

@@ -15,6 +15,7 @@ class System:
         unfinished: A query for the number of jobs that the database does not call completed.
         copies: Whether it has a COPY.
         quiet: Whether it can enqueue without waking anybody.
+        features: Whether it has hooks, follow-ups and outputs, so that their cost can be measured.
     """
 
     name: str
@@ -25,6 +26,7 @@ class System:
     environment: str = ""
     copies: bool = False
     quiet: bool = False
+    features: bool = False
 
 
 BASELINE = "pgqueuer"
@@ -37,10 +39,10 @@ _OURS = """
 SYSTEMS = {
     system.name: system
     for system in (
-        System("awa-asyncio", "our_asyncpg", "awa-queue", _OURS, copies=True, quiet=True),
-        System("awa-asyncio-psycopg", "our_psycopg", "awa-queue", _OURS, copies=True, quiet=True),
-        System("awa-trio", "our_trio", "awa-queue", _OURS, copies=True, quiet=True),
-        System("awa-sync", "our_sync", "awa-queue", _OURS, copies=True, quiet=True),
+        System("awa-asyncio", "our_asyncpg", "awa-queue", _OURS, copies=True, quiet=True, features=True),
+        System("awa-asyncio-psycopg", "our_psycopg", "awa-queue", _OURS, copies=True, quiet=True, features=True),
+        System("awa-trio", "our_trio", "awa-queue", _OURS, copies=True, quiet=True, features=True),
+        System("awa-sync", "our_sync", "awa-queue", _OURS, copies=True, quiet=True, features=True),
         System(
             "pgqueuer",
             "peer_pgqueuer",

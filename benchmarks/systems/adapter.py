@@ -14,8 +14,11 @@ from benchmarks.stage import Stage
 
 Way = Literal["single", "many", "copy"]
 Load = Literal["count", "sleep"]
+Feature = Literal["hooks", "registered", "staged", "inserted", "output", "large_output"]
 
 QUEUE = "bench"
+AFTER = "after"
+"""Where follow-ups go: nobody works there."""
 _PAUSE = 0.002  # seconds between two looks at the board while there is enough work
 
 
@@ -53,6 +56,7 @@ class Work:
         concurrency: Jobs at the same time.
         worker: The number of this worker, its place on the board.
         load: What a handler does: only count, or sleep `seconds` and count.
+        feature: What it does besides, where the system has it; see `benchmarks.scenarios.cost`.
     """
 
     dsn: str
@@ -61,6 +65,7 @@ class Work:
     expect: int | None = None
     load: Load = "count"
     seconds: float = 0.0
+    feature: Feature | None = None
 
 
 class Adapter(Protocol):

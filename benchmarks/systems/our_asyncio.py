@@ -1,6 +1,7 @@
 """awa_asyncio, over whichever of its drivers."""
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,6 +9,7 @@ import awa_asyncio as awa
 from benchmarks.stage import Stage
 from benchmarks.systems import on_asyncio
 from benchmarks.systems.adapter import QUEUE, Produce, Work
+from benchmarks.systems.our_features import After, Features
 
 Driver = Literal["asyncpg", "psycopg"]
 
@@ -52,15 +54,27 @@ def work(driver: Driver, order: Work, stage: Stage) -> None:
         handle = on_asyncio.handler(order, stage)
 
         async with awa.Client(order.dsn, driver=driver) as client:
+            features = Features(order.feature, client, Bench, is_async=True)
 
-            @client.task(Bench, queue=QUEUE)
             async def bench(job: awa.Job[Bench]) -> None:
                 await handle(job.args.job)
 
+            async def says(job: awa.Job[Bench]) -> None:
+                features.says(job)
+                await handle(job.args.job)
+
+            async def inserts(job: awa.Job[Bench]) -> None:
+                await client.insert(After(job.args.job))
+                await handle(job.args.job)
+
+            client.task(Bench, queue=QUEUE)(inserts if features.inserts else says if features.speaks else bench)
             stage.ready()
             stop = on_asyncio.stopping(stage)
             async with client.worker({QUEUE: order.concurrency}):
                 await stop.wait()
+            stopped = time.monotonic()
+            while not features.has_heard(order.expect or 0, stopped):  # noqa: ASYNC110  a counter of hooks
+                await asyncio.sleep(0.001)
             stage.finish()
 
     asyncio.run(run())

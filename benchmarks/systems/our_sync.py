@@ -9,6 +9,7 @@ from typing import assert_never
 import awa_sync as awa
 from benchmarks.stage import Stage
 from benchmarks.systems.adapter import QUEUE, Insert, Produce, Sleep, Work, orders
+from benchmarks.systems.our_features import After, Features
 
 
 @dataclass
@@ -68,9 +69,23 @@ def work(order: Work, stage: Stage) -> None:
         time.sleep(order.seconds)
 
     with awa.Client(order.dsn) as client:
-        client.task(Bench, queue=QUEUE)(sleep if order.load == "sleep" else count)
+        features = Features(order.feature, client, Bench, is_async=False)
+
+        def says(job: awa.Job[Bench]) -> None:
+            features.says(job)
+            tally(job.args.job)
+
+        def inserts(job: awa.Job[Bench]) -> None:
+            client.insert(After(job.args.job))
+            tally(job.args.job)
+
+        handler = sleep if order.load == "sleep" else count
+        client.task(Bench, queue=QUEUE)(inserts if features.inserts else says if features.speaks else handler)
         stage.ready()
         stage.on_stop(stop.set)
         with client.worker({QUEUE: order.concurrency}):
             stop.wait()
+        stopped = time.monotonic()
+        while not features.has_heard(order.expect or 0, stopped):
+            time.sleep(0.001)
         stage.finish()

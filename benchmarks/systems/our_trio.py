@@ -9,6 +9,7 @@ import trio
 import awa_trio as awa
 from benchmarks.stage import Stage
 from benchmarks.systems.adapter import QUEUE, Insert, Produce, Sleep, Work, orders
+from benchmarks.systems.our_features import After, Features
 
 
 @dataclass
@@ -77,11 +78,25 @@ def work(order: Work, stage: Stage) -> None:
             await trio.sleep(order.seconds)
 
         async with awa.Client(order.dsn) as client:
-            client.task(Bench, queue=QUEUE)(sleep if order.load == "sleep" else count)
+            features = Features(order.feature, client, Bench, is_async=True)
+
+            async def says(job: awa.Job[Bench]) -> None:
+                features.says(job)
+                tally(job.args.job)
+
+            async def inserts(job: awa.Job[Bench]) -> None:
+                await client.insert(After(job.args.job))
+                tally(job.args.job)
+
+            handler = sleep if order.load == "sleep" else count
+            client.task(Bench, queue=QUEUE)(inserts if features.inserts else says if features.speaks else handler)
             stage.ready()
             stage.on_stop(lambda: token.run_sync_soon(stop.set))
             async with client.worker({QUEUE: order.concurrency}):
                 await stop.wait()
+            stopped = time.monotonic()
+            while not features.has_heard(order.expect or 0, stopped):  # noqa: ASYNC110  a counter of hooks
+                await trio.sleep(0.001)
             stage.finish()
 
     trio.run(run)
