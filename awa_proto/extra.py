@@ -19,9 +19,12 @@ TRACEPARENT: Final = "awa:traceparent"
 _METADATA: Final = '{"metadata":{'
 
 
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
 def compact(value: object) -> str:
     """JSON text as everything here writes it: no spaces, no escapes of what UTF-8 can say. Raises ValueError."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def encode(

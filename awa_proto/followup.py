@@ -100,6 +100,8 @@ class FollowUps:
         """
         outcome = outcome or ended.transition.outcome
         assert outcome is not None
+        context = _context(ended, outcome)
+        traceparent = traceparent_of(ended.attempt.extra)
         made: list[NewJob] = []
         for follow_up in self._registered[ended.attempt.kind][outcome]:
             try:
@@ -108,9 +110,9 @@ class FollowUps:
                 unread(follow_up, error)
                 continue
             try:
-                wanted = follow_up.function(args, job, *_context(ended, outcome))
+                wanted = follow_up.function(args, job, *context)
                 if wanted is not None:
-                    made.append(self._intake.one(wanted, {}, traceparent_of(ended.attempt.extra))[0])
+                    made.append(self._intake.one(wanted, {}, traceparent)[0])
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # a function of theirs ends its attempt, never the worker
@@ -121,6 +123,8 @@ class FollowUps:
 def _context(ended: Ended, outcome: Outcome) -> tuple[Any, ...]:
     """What a function of the outcome is told beside args and job."""
     transition = ended.transition
+    if outcome is Outcome.COMPLETED:
+        return ()
     error = (
         "" if transition.entry is None or transition.ending is Ending.RETRY_AFTER else str(transition.entry["error"])
     )

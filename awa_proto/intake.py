@@ -32,6 +32,8 @@ class Intake:
         self._tasks = tasks
         self._now = now
         self._large: set[str] = set()
+        self._plain = self._maker(Options.of({}, now))
+        self._known = len(tasks)
 
     def one(
         self, args: JobArgs | EnqueueRequest, options: InsertOpts, traceparent: str | None = None
@@ -39,6 +41,8 @@ class Intake:
         """A job, and whether workers are to be told of it. Raises ValidationError."""
         if isinstance(args, EnqueueRequest):
             return self.one(args.args, _together(options, args.options), traceparent)
+        if type(options) is dict and not options:
+            return _traced(self._without_options(args), traceparent), True
         checked = self.checked(options, traceparent)
         return self._maker(checked)(args), checked.notify
 
@@ -49,14 +53,16 @@ class Intake:
     def staged(self, request: EnqueueRequest, traceparent: str | None = None) -> tuple[NewJob, int]:
         """A follow-up, and how many bytes of its kind, queue, args, metadata, tags and ordering key there are."""
         options = request.options
+        if type(options) is dict and not options:
+            job = self._without_options(request.args)
+            size = sum(len(text.encode()) for text in (job.kind, job.queue, job.args))
+            return _traced(job, traceparent), size
         checked = self.checked(options)
         job = self._maker(checked)(request.args)
         key = options.get("ordering_key") or ""
         texts = (job.kind, job.queue, job.args, checked.extra or "")
         size = sum(len(text.encode()) for text in texts) + len(key if isinstance(key, bytes) else key.encode())
-        if traceparent is not None and extras.TRACEPARENT not in (options.get("metadata") or {}):
-            job = job._replace(extra=extras.with_traceparent(job.extra, traceparent))
-        return job, size
+        return job if extras.TRACEPARENT in (options.get("metadata") or ()) else _traced(job, traceparent), size
 
     def many(
         self, jobs: Iterable[JobArgs | EnqueueRequest], options: InsertOpts, traceparent: str | None = None
@@ -124,6 +130,16 @@ class Intake:
 
         return _OnTheWay(begin)
 
+    def _without_options(self, args: JobArgs) -> NewJob:
+        """A job as most follow-ups are. What was looked up for its type is known from the one before it.
+
+        Tasks are added and never taken away, so their number tells whether what is known still holds.
+        """
+        if len(self._tasks) != self._known:
+            self._known = len(self._tasks)
+            self._plain = self._maker(Options.of({}, self._now))
+        return self._plain(args)
+
     def _maker(self, options: Options) -> Callable[[JobArgs], NewJob]:
         """What makes the jobs of a batch: the options are checked, and what depends on a type is looked up once."""
         makers: dict[type, Callable[[JobArgs], NewJob]] = {}
@@ -152,9 +168,15 @@ class Intake:
         return job
 
 
+def _traced(job: NewJob, traceparent: str | None) -> NewJob:
+    if traceparent is None:
+        return job
+    return job._replace(extra=extras.with_traceparent(job.extra, traceparent))
+
+
 def requested(args: JobArgs | EnqueueRequest, options: InsertOpts) -> EnqueueRequest:
     """What a call with these arguments asks for, as one request. Raises ValidationError."""
-    said = _together({}, options)
+    said = _together({}, options) if options else options
     if isinstance(args, EnqueueRequest):
         return requested(args.args, _together(said, args.options))
     return EnqueueRequest(args, said)

@@ -6,6 +6,7 @@ what it dumps in JSON mode. The text is kept byte for byte from here to whoever 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import math
@@ -31,6 +32,7 @@ MAX_OUTPUT_BYTES: Final = 4096
 MAX_BATCH_OUTPUT_BYTES: Final = 65536
 """Bytes of outputs after which a row that keeps the endings of a batch is followed by another one."""
 _NO: Final = object()
+_NUL: Final = "\\u0000"
 _INTEGERS: Final = (-(2**63), 2**63 - 1)
 
 
@@ -45,8 +47,8 @@ def encode(value: object, declared: Any = None) -> str | None:
     if declared is not None and not _may_be(value, declared):
         raise OutputError.Invalid(f"the output is a {type(value).__name__}; the task says output={_name(declared)}")
     try:
-        text = compact(_plain(value, ""))
-        size = len(text.encode())
+        text = _written(value)
+        size = len(text) if text.isascii() else len(text.encode())
     except OutputError:
         raise
     except Exception as error:
@@ -104,6 +106,28 @@ def _may_be(value: object, declared: Any) -> bool:
 
 def _name(declared: Any) -> str:
     return getattr(declared, "__name__", None) or repr(declared)
+
+
+def _written(value: object) -> str:
+    """The text of a value. What is plain, as most are, is written at once; to name the place of what is wrong takes longer."""
+    if _is_plain(value):
+        with contextlib.suppress(ValueError):
+            text = compact(value)
+            if text.isascii() and _NUL not in text:
+                return text
+    return compact(_plain(value, ""))
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is what JSON brings back, of the plain types themselves; text is still to be looked at."""
+    kind = type(value)
+    if kind is str or kind is float or kind is bool or value is None:
+        return True
+    if kind is int:
+        return _INTEGERS[0] <= value <= _INTEGERS[1]  # type: ignore[operator]
+    if kind is dict:
+        return all(type(key) is str and _is_plain(item) for key, item in value.items())  # type: ignore[attr-defined]
+    return kind is list and all(map(_is_plain, value))  # type: ignore[call-overload]
 
 
 def _plain(value: object, place: str) -> object:

@@ -137,9 +137,12 @@ class Ended(NamedTuple):
     @property
     def extra(self) -> str | None:
         """The job's new extra, or None when it keeps what it has."""
-        transition = self.transition
-        unseen = transition.entry is None and self.took > 0 and transition.to is not JobState.COMPLETED
-        return after_attempt(self.attempt.extra, transition.entry, self.progress, unseen=unseen)
+        transition, extra = self.transition, self.attempt.extra
+        is_done = transition.to is JobState.COMPLETED
+        if transition.entry is None and self.progress is None and (is_done or extra is None):
+            return None
+        unseen = transition.entry is None and self.took > 0 and not is_done
+        return after_attempt(extra, transition.entry, self.progress, unseen=unseen)
 
     @property
     def extra_of_duplicate(self) -> str | None:

@@ -15,6 +15,7 @@ raises fails it too, retryable while attempts are left, and then runs no more of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
@@ -75,6 +76,14 @@ class Endings:
             self._count(attempt, ending, recording, now)
         return self.followed(made, at, now)
 
+    def completed(
+        self, attempt: Attempt, transition: Transition, now: float, recording: Recording, took: float
+    ) -> Ended:
+        """What is written of an attempt that completed and recorded something, without registered follow-ups."""
+        if recording.dropped:
+            self._count(attempt, Ending.COMPLETED, recording, now)
+        return Ended(attempt, transition, None, recording.output, recording.staged, recording.is_flushed, took)
+
     def followed(self, ended: Ended, at: datetime, now: float) -> Ended:
         """The same with the registered follow-ups of its outcome, or what stands in its place when one of them fails."""
         outcome = ended.transition.outcome
@@ -110,17 +119,23 @@ class Endings:
         )
         return ended._replace(transition=transition, output=None, follow_ups=())
 
-    def written(self, ended: Ended, now: float) -> None:
-        """It was accepted: count what became of its output."""
-        attempt, entry, text = ended.attempt, ended.transition.entry, ended.output
-        if text is not None and not self._context.store.keeps_outputs:
-            self._dropped(attempt, "canonical", 1, now)
-            return
-        recorded = text or (compact(entry["output"]) if entry is not None and "output" in entry else None)
-        if recorded is not None:
-            attributes = _of(attempt) | {"awa.job.outcome": "completed" if text is not None else "failed"}
-            self._context.tally.count("awa.job.output_recorded", attributes)
-            self._context.tally.count("awa.job.output_size", attributes, amount=len(recorded.encode()))
+    def written(self, accepted: Sequence[Ended], now: float) -> None:
+        """These were accepted: count what became of their outputs."""
+        sizes: dict[tuple[str, str, str], list[int]] = {}
+        keeps = self._context.store.keeps_outputs
+        for attempt, transition, _, text, *_ in accepted:
+            entry = transition.entry
+            if text is not None and not keeps:
+                self._dropped(attempt, "canonical", 1, now)
+                continue
+            recorded = text or (compact(entry["output"]) if entry is not None and "output" in entry else None)
+            if recorded is not None:
+                outcome = "failed" if text is None else "completed"
+                sizes.setdefault((attempt.kind, attempt.queue, outcome), []).append(len(recorded.encode()))
+        for (kind, queue, outcome), of_each in sizes.items():
+            attributes = {"awa.job.kind": kind, "awa.job.queue": queue, "awa.job.outcome": outcome}
+            self._context.tally.count("awa.job.output_recorded", attributes, len(of_each))
+            self._context.tally.count("awa.job.output_size", attributes, len(of_each), sum(of_each))
 
     def count(self, kind: str, queue: str, ending: Ending | None, to: JobState, times: int) -> None:
         """So many attempts ended so, and it was written."""
@@ -147,7 +162,10 @@ class Endings:
             )  # fmt: skip
 
         registered = self._context.follow_ups.of(ended, job_after(ended), unread)
-        return ended._replace(follow_ups=(*registered, *ended.follow_ups))
+        if not registered:
+            return ended
+        attempt, transition, progress, output, staged, flushed, took = ended
+        return Ended(attempt, transition, progress, output, registered + staged, flushed, took)
 
     def _conclude(
         self, attempt: Attempt, ended: Returned | Raised | Ending, at: datetime, now: float, output: str | None

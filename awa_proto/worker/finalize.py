@@ -97,7 +97,8 @@ class Finalizer:
         """
         at = self._context.clock.at(now)
         self.unwritten += 1
-        if recording is not None or type(ended) is not Returned or ended.value is not None:
+        is_refused = recording is not None and recording.refused is not None
+        if type(ended) is not Returned or ended.value is not None or is_refused:
             self._pending.append(self._endings.of(attempt, ended, at, now, recording, took))
             return
         # The most frequent ending by far. Attempts that complete at the same moment share one transition.
@@ -107,7 +108,10 @@ class Finalizer:
         transition = self._completed.get(attempt.attempt)
         if transition is None:
             transition = self._completed[attempt.attempt] = conclude(attempt, ended, at, self._context.random)
-        completed = Ended(attempt, transition, None, None, (), False, took)
+        if recording is None:
+            completed = Ended(attempt, transition, None, None, (), False, took)
+        else:
+            completed = self._endings.completed(attempt, transition, now, recording, took)
         if self._context.follow_ups.wants(attempt.kind, Outcome.COMPLETED):
             completed = self._endings.followed(completed, at, now)
         self._pending.append(completed)
@@ -166,6 +170,7 @@ class Finalizer:
         hooked = self._context.hooked
         kinds = hooked.kinds
         wanted = 0
+        with_output: list[Ended] = []
         endings: Counter[tuple[str, str, Ending | None, JobState]] = Counter()
         for ended, verdict in zip(batch.ended, verdicts, strict=True):
             if verdict is Verdict.ACCEPTED:
@@ -179,7 +184,7 @@ class Finalizer:
                 if kinds and attempt.kind in kinds:
                     hooked.ended(ended)
                 if ended.output is not None or transition.entry is not None:
-                    self._endings.written(ended, now)
+                    with_output.append(ended)
                 wanted += len(ended.follow_ups)
             elif verdict is Verdict.AGAIN:
                 again.append(ended)
@@ -188,6 +193,7 @@ class Finalizer:
         self.unwritten -= len(batch.ended) - len(again)
         for (kind, queue, ending, to), times in endings.items():
             self._endings.count(kind, queue, ending, to, times)
+        self._endings.written(with_output, now)
         if wanted:  # an earlier sending whose answer was lost may have inserted them
             self._endings.followed_up(wanted, wanted if batch.backoff.failures else verdicts.inserted)
         if otherwise:

@@ -133,7 +133,7 @@ def test_a_row_of_the_matrix(row: tuple[str, Any, tuple[Any, ...]], is_last: boo
     of = attempt(number)
     ended: Ended = endings.of(of, ending, AT, 0.0, recording(of), 1.5)
     transition = ended.transition
-    endings.written(ended, 0.0)
+    endings.written([ended], 0.0)
     endings.count("k", "q", transition.ending, transition.to, 1)
 
     # what the row becomes

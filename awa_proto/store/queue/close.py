@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from awa_proto.job import Attempt, JobState
 from awa_proto.output import MAX_BATCH_OUTPUT_BYTES
@@ -157,7 +157,8 @@ def follow_ups(
     """The CTEs that insert the follow-ups of what was accepted; their parameters begin at `first`, see `columns`.
 
     of: the types of the columns `a` and `b` of a job `j`, which tell whose follow-up it is. on: how they join a row of
-    `fresh`. rotor: a number that is another one for each batch.
+    `fresh`. rotor: a number that is another one for each batch. Columns that are shorter than others hold NULL from there on;
+    where none may, that means the first value.
 
     taken: the keys that attempts of the statement keep, being in one of their states now. Those are not to be had, neither for
     their own follow-ups.
@@ -165,8 +166,22 @@ def follow_ups(
     types = [*of, *"text text text smallint smallint timestamptz text bigint".split()]  # noqa: SIM905
     types += ["bytea", "int"] if keyed else []
     arrays = ", ".join(f"${first + i}::{sort}[]" for i, sort in enumerate(types))
+    names = [
+        "a",
+        "b",
+        "kind",
+        "queue",
+        "args",
+        "priority",
+        "max_attempts",
+        *_NULLABLE,
+        *(("key", "states") if keyed else ()),
+    ]
+    whole = ", ".join(
+        f"coalesce({name}, (${first + i}::{types[i]}[])[1]) AS {name}" if name in _SHORT else name
+        for i, name in enumerate(names)
+    )
     due, new = "(j.run_at IS NULL OR j.run_at <= now())", "job j"
-    keys = ", key, states" if keyed else ""
     free = "job" if taken is None else f"(SELECT * FROM job WHERE key NOT IN ({taken})) j"
     mine = "(j.key IS NULL OR j.id IN (SELECT id FROM won))" if keyed else "true"
     return f"""
@@ -174,22 +189,37 @@ job AS MATERIALIZED (
   SELECT nextval({n.text("job_id")}) AS id, j.*,
          coalesce(mod(coalesce(j.ordering, {rotor}) & 9223372036854775807, q.stripes), 0)::smallint AS stripe
   FROM fresh f
-  JOIN unnest({arrays}) WITH ORDINALITY
-       j(a, b, kind, queue, args, priority, max_attempts, run_at, extra, ordering{keys}, ord) ON {on}
+  JOIN (SELECT {whole}, ord FROM unnest({arrays}) WITH ORDINALITY j({", ".join(names)}, ord)) j
+    ON {on}
   LEFT JOIN LATERAL (SELECT stripes FROM {n.s}.queues q WHERE q.queue = j.queue AND q.stripes > 1) q ON true
   ORDER BY j.ord
 ),{won(n, free) + "," if keyed else ""}{scheduled(n, "later", NEW, new, where=f"{mine} AND NOT {due}")},\
 {available(n, "runnable", NEW, new, where=f"{mine} AND {due}", returning="queue")},"""
 
 
+_SHORT = frozenset({"kind", "queue", "priority", "max_attempts"})
+_NULLABLE = ("run_at", "extra", "ordering")
+
+
 def columns(ended: Sequence[Ended], of: Callable[[Attempt], tuple[int, int]], *, keyed: bool) -> tuple[Value, ...]:
-    """The parameters of the follow-ups. of: the numbers by which the statement knows an attempt."""
+    """The parameters of the follow-ups. of: the numbers by which the statement knows an attempt.
+
+    Most follow-ups of a batch differ in little, and each value costs something: what is the same in all is sent once.
+    """
     rows = [(*of(e.attempt), *follow[:8]) for e in ended for follow in e.follow_ups]
-    found: list[Value] = [list(column) for column in zip(*rows, strict=True)]
+    a, b, kinds, queues, args, priorities, max_attempts, *nullable = map(list, zip(*rows, strict=True))
+    found: list[Value] = [
+        a, b, _short(kinds), _short(queues), args, _short(priorities), _short(max_attempts),
+        *([] if column.count(None) == len(column) else column for column in nullable),
+    ]  # fmt: skip
     if keyed:
         unique = [follow.unique for e in ended for follow in e.follow_ups]
         found += [[u and u.key for u in unique], [u and u.states for u in unique]]
     return tuple(found)
+
+
+def _short(column: list[Any]) -> list[Any]:
+    return column[:1] if column.count(column[0]) == len(column) else column
 
 
 @lru_cache(maxsize=1024)
