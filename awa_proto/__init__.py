@@ -26,6 +26,7 @@ from awa_proto.events import JobEvent, RescueReason
 from awa_proto.job import JobPage, JobRow, JobState
 from awa_proto.options import EnqueueRequest, InsertOpts
 from awa_proto.outcome import Cancel, Completed, DeadLetter, Result, RetryAfter, Snooze, WaitForCallback
+from awa_proto.retention import Retention
 from awa_proto.store import QueueStat
 from awa_proto.unique import UniqueOpts
 from awa_proto.worker.config import QueueConfig
@@ -53,6 +54,7 @@ __all__ = [
     "QueueStat",
     "RescueReason",
     "Result",
+    "Retention",
     "RetryAfter",
     "SchemaNotMigrated",
     "SerializationError",

@@ -14,6 +14,7 @@ from awa_proto.operations import Operations
 from awa_proto.options import flag, positive_seconds, text, whole
 from awa_proto.outcome import Seconds, seconds
 from awa_proto.registry import Registry
+from awa_proto.retention import Retention
 from awa_proto.schema import quoted
 from awa_proto.store import Store
 from awa_proto.store.canonical.store import CanonicalStore
@@ -42,8 +43,8 @@ class Application:
 
     tasks: objects that hold a Registry, as Tasks of each package does. schema: where the store is. engine: which store.
     dsn, readable: the DSN, and what raises ConfigurationError when the adapter cannot read one.
-    statement_timeout, max_size, dead_letters: as the clients say. random: floats in [0, 1), for everything that wants chance.
-    now: the time of the host. traceparent: the trace context of whoever calls, or None.
+    statement_timeout, max_size, dead_letters, retention: as the clients say. random: floats in [0, 1), for all that wants
+    chance. now: the time of the host. traceparent: the trace context of whoever calls, or None.
 
     Raises ValidationError naming what is wrong, also when two registries have handlers for one kind.
     """
@@ -60,6 +61,7 @@ class Application:
         statement_timeout: Seconds,
         max_size: int,
         dead_letters: bool,
+        retention: Retention | None,
         random: Callable[[], float],
         now: Callable[[], datetime],
         traceparent: Callable[[], str | None],
@@ -73,6 +75,7 @@ class Application:
             raise ValidationError("statement_timeout", f"{self.statement_timeout:g} is above {MAX_TIMEOUT:g} seconds")
         self.max_size = whole("max_size", max_size, 1, MAX_SIZE)
         self.dead_letters = flag("dead_letters", dead_letters)
+        self.retention = _retention(retention)
         for other in _registries(tasks):
             registry.include(other)
         self.registry = registry
@@ -110,6 +113,7 @@ class Application:
             grace=seconds("grace", grace),
             unknown_kinds=unknown_kinds,
             dead_letters=self.dead_letters,
+            retention=self.retention,
             hostname=hostname,
             pid=pid,
             version=VERSION,
@@ -147,6 +151,14 @@ def _engine(name: object) -> Callable[..., Any]:
         raise ValidationError("engine", f"{shown} is none of {', '.join(_ENGINES)}")
     found: Callable[..., Any] = make
     return found
+
+
+def _retention(given: object) -> Retention:
+    if given is None:
+        return Retention()
+    if not isinstance(given, Retention):
+        raise ValidationError("retention", f"a Retention is needed, not {type(given).__name__}")
+    return given
 
 
 def _registries(tasks: object) -> list[Registry]:

@@ -29,6 +29,7 @@ from awa_proto.events import AnyEvent
 from awa_proto.operations import Operations
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Row, Value
+from awa_proto.retention import Retention
 from awa_proto.worker.config import QueueConfig, UnknownKinds
 from awa_proto.worker.events import StartJob, Stopped
 from awa_trio.connections import AnyConnection, AnyPool, check_connection, check_pool, database
@@ -62,6 +63,7 @@ class Client(Tasks):
         max_size: Most connections at the same time, those of workers aside; 1 to 10,000.
         dead_letters: Whether a job that fails on a worker of this client goes to the dead letters (`list_dlq`), unless its
             queue's QueueConfig says otherwise.
+        retention: How long jobs are kept after they ended, by default `Retention()`.
 
     Raises:
         ValidationError: Naming the setting and its limit.
@@ -79,6 +81,7 @@ class Client(Tasks):
         statement_timeout: Seconds = 30.0,
         max_size: int = 10,
         dead_letters: bool = False,
+        retention: Retention | None = None,
     ) -> None:
         super().__init__()
         if pool is not None:
@@ -95,6 +98,7 @@ class Client(Tasks):
             statement_timeout=statement_timeout,
             max_size=max_size,
             dead_letters=dead_letters,
+            retention=retention,
             random=random.random,
             now=partial(datetime.now, UTC),
             traceparent=otel.traceparent,

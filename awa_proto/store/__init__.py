@@ -16,7 +16,7 @@ from awa_proto.extra import after_attempt
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
 from awa_proto.outcome import DeadLetter, Transition, rfc3339
 from awa_proto.plan import Op
-from awa_proto.store.upkeep import Probe, Rotation
+from awa_proto.store.upkeep import Leadership, Probe, Rotation
 
 
 class Unique(NamedTuple):
@@ -483,6 +483,14 @@ class Store(Protocol):
     def set_stripes(self, queue: str, stripes: int) -> Op[None]: ...
 
     # upkeep: what one process does for all of them, now and then. Two that do it at once are both right.
+    def lead(self, instance: int, lease: float) -> Op[Leadership]:
+        """Be who does it for so many seconds, when nobody is; stay it, when it is this worker; else learn who is."""
+        ...
+
+    def resign(self, instance: int) -> Op[None]:
+        """Be it no longer."""
+        ...
+
     def sweep(self, most: int = 5000) -> Op[int]:
         """Note how far down the claims of each lane all is over; `most` claims of a lane in a statement. How many were new."""
         ...

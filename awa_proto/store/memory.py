@@ -46,7 +46,7 @@ from awa_proto.store import (
     Verdicts,
     WorkerInfo,
 )
-from awa_proto.store.upkeep import Probe, Rotation
+from awa_proto.store.upkeep import Leadership, Probe, Rotation
 from awa_proto.unique import keeps_out, must_win_again, refuse_repeated
 
 T = TypeVar("T")
@@ -127,6 +127,9 @@ class _Tables:
     ring: Ring = field(default_factory=lambda: Ring(1))
     keys: dict[bytes, tuple[int, int]] = field(default_factory=dict[bytes, tuple[int, int]])
     listening: list[_Listening] = field(default_factory=list[_Listening])
+    leader: int | None = None
+    term: int = 0
+    led_until: datetime | None = None
 
 
 class MemoryStore:
@@ -859,6 +862,29 @@ class MemoryStore:
         return _op("set_stripes", act, safe_to_retry=True)
 
     # upkeep: nothing is kept in pieces, and completed jobs stay
+
+    def lead(self, instance: int, lease: float) -> Op[Leadership]:
+        """The lease of who leads."""
+
+        def act() -> Leadership:
+            tables, now = self._tables, self._clock()
+            left = 0.0 if tables.led_until is None else max((tables.led_until - now).total_seconds(), 0.0)
+            is_mine = tables.leader == instance or not left
+            if is_mine:
+                tables.term += tables.leader != instance
+                tables.leader, tables.led_until, left = instance, now + timedelta(seconds=lease), lease
+            return Leadership(tables.leader, is_mine, tables.term, left)
+
+        return _op("lead", act, safe_to_retry=True)
+
+    def resign(self, instance: int) -> Op[None]:
+        """The lease is free."""
+
+        def act() -> None:
+            if self._tables.leader == instance:
+                self._tables.leader = self._tables.led_until = None
+
+        return _op("resign", act, safe_to_retry=True)
 
     def sweep(self, most: int = 5000) -> Op[int]:  # noqa: ARG002
         return _op("sweep", lambda: 0, safe_to_retry=True)

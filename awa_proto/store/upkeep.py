@@ -52,3 +52,18 @@ class Pruned:
     carried: int = 0
     kept: tuple[Kept, ...] = ()
     more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """Who leads.
+
+    instance: the worker that does, None when nobody does. is_mine: whether it is the one that asked. term: how often
+    another worker has begun to lead. expires_in: seconds until anybody may take over, unless the leader says that it is
+    still there; 0 when that is now.
+    """
+
+    instance: int | None
+    is_mine: bool
+    term: int
+    expires_in: float

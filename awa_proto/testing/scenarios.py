@@ -113,7 +113,7 @@ class _Life:
         )
 
     def idle(self) -> None:
-        """A drained worker says so, and sends no more than a statement a second."""
+        """A drained worker says so, and sends no more than a statement a second; one for all does the upkeep besides."""
         world = self._world
         workers = [worker for worker in self._workers if worker.is_alive and not worker.stop_seen]
         for worker in workers:
@@ -125,9 +125,12 @@ class _Life:
             return
         before = len(world.trace)
         world.run(world.now + IDLE)
-        sent = sum(line[2] == "run" for line in world.trace[before:])
+        since = world.trace[before:]
+        upkeep = world.upkeep(since)
+        sent = sum(line[2] == "run" for line in since) - upkeep
         allowed = (IDLE + 6) * len(workers)  # a few more when stripes are learnt of, or a half-open connection is found
         check(sent <= allowed or self._poll < 1, f"{sent} statements in {IDLE} idle seconds, {allowed} allowed")
+        check(upkeep <= 2 * IDLE, f"{upkeep} statements of upkeep in {IDLE} idle seconds")
 
     def end(self) -> None:
         """Everybody stops, and the books are closed."""

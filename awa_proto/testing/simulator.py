@@ -211,6 +211,10 @@ class Simulation:
         """When Ops of this name were sent."""
         return [line[0] for line in self.trace if line[2] == "run" and line[4] == name]
 
+    def upkeep(self, trace: Sequence[tuple[Any, ...]]) -> int:
+        """How many Ops of a part of the trace some worker ran because it led, or asked whether it does."""
+        return sum(line[2] == "run" and (line[4] == "lead" or line[5] == "upkeep") for line in trace)
+
 
 def play(op: Op[T]) -> T:
     """Run an Op that has no statements."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.options import flag, name, positive_seconds, whole
 from awa_proto.outcome import MAX_DELAY, Seconds, seconds
+from awa_proto.retention import Retention
 
 MAX_WORKERS: Final = 100_000
 """Most handlers of one queue at the same time in one worker."""
@@ -80,6 +81,7 @@ class WorkerConfig:
     unknown_kinds: what becomes of a job without a handler here: it fails for good ("fail"), or is put back for a minute
     without counting the attempt ("put_back"), for example because a newer worker knows it.
     dead_letters: whether a job that fails goes to the dead letters, where its queue does not say.
+    retention: how long what has ended is kept, should this worker lead.
     """
 
     queues: Mapping[str, QueueConfig]
@@ -88,6 +90,7 @@ class WorkerConfig:
     max_unwritten: int = 2000
     unknown_kinds: UnknownKinds = "fail"
     dead_letters: bool = False
+    retention: Retention = field(default_factory=Retention)
     hostname: str = ""
     pid: int = 0
     version: str = ""

@@ -26,6 +26,8 @@ class Lane(StrEnum):
     CLAIM = "claim"
     FINALIZE = "finalize"
     MAINTENANCE = "maintenance"
+    UPKEEP = "upkeep"
+    """What a leader does for all; opened when this worker leads."""
     LISTEN = "listen"
     """This one LISTENs on the schema's channel from when it is opened; opened by the first Op that runs on it."""
 

@@ -24,7 +24,7 @@ _UNDEFINED_TABLE = "42P01"
 SLOW: Final = 0.1
 """Seconds. A claim of a thousand jobs takes 6 ms."""
 REPLAN_EVERY: Final = 30.0
-_PLANNED = frozenset({Lane.CLAIM, Lane.FINALIZE, Lane.MAINTENANCE})
+_PLANNED = frozenset({Lane.CLAIM, Lane.FINALIZE, Lane.MAINTENANCE, Lane.UPKEEP})
 
 
 @dataclass(frozen=True, slots=True)

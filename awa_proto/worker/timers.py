@@ -31,6 +31,10 @@ class Timer(IntEnum):
     """The listening connection is probed, or opened again."""
     PULSE = 9
     """A heartbeat: what running handlers say of their progress is written."""
+    LEAD = 10
+    """The lease of the leader is renewed, or asked for."""
+    UPKEEP = 11
+    """A duty of the leader is due."""
 
 
 class Timers:

@@ -22,6 +22,7 @@ promote     | deferred jobs                                  | PROMOTE
 survey      | segments, pauses, stripes                      | SURVEY
 listen      | notifications: announce, withdraw, probe       | LISTEN
 pulse       | when progress is written                       | PULSE
+leader      | whether this worker does the upkeep (upkeep)   | LEAD, UPKEEP
 drain       | whether there is nothing left to do            |
 
 After each input every component settles, in order of dependence, so events that arrived together are one input: fifty
@@ -45,6 +46,7 @@ from awa_proto.worker.config import WorkerConfig
 from awa_proto.worker.context import Context
 from awa_proto.worker.dispatch import Dispatcher
 from awa_proto.worker.drain import Drain
+from awa_proto.worker.duties import duties
 from awa_proto.worker.events import (
     DrainAsked,
     Event,
@@ -59,6 +61,7 @@ from awa_proto.worker.events import (
 from awa_proto.worker.finalize import Finalizer
 from awa_proto.worker.happened import Hooked
 from awa_proto.worker.lanes import Lanes
+from awa_proto.worker.leader import Leader
 from awa_proto.worker.lifecycle import Lifecycle, Phase
 from awa_proto.worker.listen import Line, Listener
 from awa_proto.worker.promote import Promoter
@@ -69,6 +72,7 @@ from awa_proto.worker.served import ServedQueue
 from awa_proto.worker.survey import Surveyor
 from awa_proto.worker.tally import Tally
 from awa_proto.worker.timers import Timer, Timers
+from awa_proto.worker.upkeep import Upkeep
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,8 @@ class WorkerMachine:
     """A worker without I/O. One owner calls it; everybody else puts events in the owner's inbox."""
 
     __slots__ = (
-        "_context", "_dispatcher", "_drain", "_finalizer", "_lanes", "_lifecycle", "_listener", "_out", "_promoter", "_pulse",
-        "_queues", "_report", "_running", "_surveyor", "_tally", "_timers",
+        "_context", "_dispatcher", "_drain", "_finalizer", "_lanes", "_leader", "_lifecycle", "_listener", "_out", "_promoter",
+        "_pulse", "_queues", "_report", "_running", "_surveyor", "_tally", "_timers", "_upkeep",
     )  # fmt: skip
 
     def __init__(
@@ -128,6 +132,8 @@ class WorkerMachine:
         self._promoter = Promoter(self._context, self._queues, self._finalizer)
         self._listener = Listener(self._context, self._queues)
         self._pulse = Pulse(self._context, self._running)
+        self._upkeep = Upkeep(self._context, duties(self._context))
+        self._leader = Leader(self._context, self._upkeep)
         self._drain = Drain(self._out, self._queues, self._dispatcher, self._finalizer, self._running, self._promoter)
         self._lifecycle = Lifecycle(
             self._context, self._out, self._dispatcher, self._finalizer, self._running,
@@ -212,6 +218,16 @@ class WorkerMachine:
         return self._tally
 
     @property
+    def leads(self) -> bool:
+        """Whether it does the upkeep."""
+        return self._leader.leads
+
+    @property
+    def failing_duties(self) -> list[str]:
+        """What of the upkeep failed when it was last tried."""
+        return self._upkeep.failing
+
+    @property
     def is_listening(self) -> bool:
         """Whether notifications can arrive."""
         return self._listener.line is Line.OPEN
@@ -272,6 +288,10 @@ class WorkerMachine:
                 self._listener.tick()
             case Timer.PULSE:
                 self._pulse.beat(now)
+            case Timer.LEAD:
+                self._leader.ask(now)
+            case Timer.UPKEEP:
+                self._upkeep.tick(now)
             case Timer.CLAIM | Timer.FLUSH:
                 pass  # settling does it
             case _:
@@ -292,9 +312,11 @@ class WorkerMachine:
         self._promoter.open(now)
         self._listener.open()
         self._pulse.open(now)
+        self._leader.open(registration.instance, now)
 
     def _close(self, now: float) -> None:
         self._dispatcher.close(now)
         self._surveyor.close()
         self._promoter.close()
+        self._leader.close()
         self._listener.close()

@@ -14,6 +14,7 @@ from awa_proto.outcome import Raised, Returned
 from awa_proto.plan import Op
 from awa_proto.store import Claimed, Demand, Ended, Promoted, Registration, Ring, Verdict, Verdicts
 from awa_proto.store.memory import MemoryStore
+from awa_proto.store.upkeep import Leadership
 from awa_proto.task import Task
 from awa_proto.worker.bucket import TokenBucket
 from awa_proto.worker.config import QueueConfig, WorkerConfig
@@ -80,7 +81,9 @@ class Spy(MemoryStore):
 
 
 class Bench:
-    """A machine on the bench: one step at a time, at a clock turned by hand."""
+    """A machine on the bench: one step at a time, at a clock turned by hand. Somebody else leads, unless a test wants it."""
+
+    follows = True
 
     def __init__(
         self,
@@ -121,6 +124,9 @@ class Bench:
 
     def _drain(self) -> None:
         while (output := self.machine.poll_output()) is not None:
+            if self.follows and isinstance(output, RunOp) and output.op.name == "lead":
+                self.machine.handle([OpDone(output.id, Leadership(1, False, 1, 1e9))], self.now)
+                continue
             self.said.append(output)
             if isinstance(output, RunOp):
                 self.ops[output.op.name] = output

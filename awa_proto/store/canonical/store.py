@@ -34,6 +34,7 @@ from awa_proto.store.queue import (
     bulk,
     dead_letters,
     enqueue,
+    leading,
     listening,
     lists,
     people,
@@ -44,7 +45,7 @@ from awa_proto.store.queue import (
 )
 from awa_proto.store.queue.names import Names
 from awa_proto.store.queue.rescue import beat
-from awa_proto.store.upkeep import Probe, Rotation
+from awa_proto.store.upkeep import Leadership, Probe, Rotation
 
 T = TypeVar("T")
 
@@ -212,6 +213,12 @@ class CanonicalStore:
         return settings.set_stripes(self._names, queue, stripes)
 
     # Upkeep of a ring. There is none here; jobs that clients of canonical storage put into one are looked after by its own.
+
+    def lead(self, instance: int, lease: float) -> Op[Leadership]:
+        return leading.lead(self._names, instance, lease)
+
+    def resign(self, instance: int) -> Op[None]:
+        return leading.resign(self._names, instance)
 
     def sweep(self, most: int = 5000) -> Op[int]:  # noqa: ARG002
         return _nothing("sweep", 0)

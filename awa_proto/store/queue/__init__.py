@@ -35,6 +35,7 @@ from awa_proto.store.queue import (
     close,
     dead_letters,
     enqueue,
+    leading,
     listening,
     lists,
     people,
@@ -49,7 +50,7 @@ from awa_proto.store.queue import (
     workers,
 )
 from awa_proto.store.queue.names import Names
-from awa_proto.store.upkeep import Probe, Rotation
+from awa_proto.store.upkeep import Leadership, Probe, Rotation
 
 
 class QueueStore:
@@ -199,6 +200,12 @@ class QueueStore:
         return settings.set_stripes(self._names, queue, stripes)
 
     # the ring and its marks; the leader's work
+
+    def lead(self, instance: int, lease: float) -> Op[Leadership]:
+        return leading.lead(self._names, instance, lease)
+
+    def resign(self, instance: int) -> Op[None]:
+        return leading.resign(self._names, instance)
 
     def sweep(self, most: int = 5000) -> Op[int]:
         """Note how far down the claims of each lane all is over; `most` claims of a lane in a statement."""

@@ -8,6 +8,7 @@ the proof. It speaks anyio only. It is given a store without jobs, and may leave
     rescue
                            one concern each; most need no database
     turns, closers         the same beside transactions that are open
+    leading                who does the upkeep
     listening, migration, sql
                            the database around it
     ring, rows             what only queue storage, only canonical storage has
@@ -31,6 +32,7 @@ from awa_proto.testing.conformance import (
     deferred,
     endings,
     enqueue,
+    leading,
     listening,
     migration,
     people,
@@ -62,6 +64,7 @@ _MODULES = (
     rescue,
     ring,
     rows,
+    leading,
     listening,
     sql,
     migration,

@@ -1,0 +1,48 @@
+"""The duties of a leader: what each is, how often, and what becomes of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from awa_proto.store.upkeep import Probe, Rotation
+from awa_proto.worker.context import Context
+from awa_proto.worker.report import INFO
+from awa_proto.worker.upkeep import Duty
+
+BATCH: Final = 1000
+"""Most rows that one statement of the upkeep deletes; the next one follows at once."""
+SWEEP_EVERY: Final = 10.0
+SWEPT: Final = 5000
+ROTATE_EVERY: Final = 10.0
+PROBE_EVERY: Final = 5.0
+CLEAN_EVERY: Final = 60.0
+
+
+def duties(context: Context) -> list[Duty]:
+    """All of them."""
+    store, retention = context.store, context.config.retention
+
+    def rotated(rotation: Rotation, now: float) -> None:
+        if rotation.is_full:
+            context.report.warn(
+                now, "ring full", "no segment is free; the open one grows until one can be emptied", quiet=CLEAN_EVERY
+            )
+        else:
+            context.report.recovered("ring full", "a segment could be emptied")
+
+    def probed(probe: Probe, _: float) -> None:
+        if probe.revived:
+            context.report.tell(INFO, "segments revived", "jobs came late into segments", segments=list(probe.revived))
+
+    return [
+        Duty("sweep", SWEEP_EVERY, lambda: store.sweep(SWEPT), _whole(SWEPT)),
+        Duty("probe", PROBE_EVERY, store.probe, probed),
+        Duty("rotate", ROTATE_EVERY, lambda: store.rotate(retention.completed), rotated),
+        Duty("dead letters", CLEAN_EVERY, lambda: store.prune_dlq(retention.dead_letters, BATCH), _whole(BATCH)),
+    ]
+
+
+def _whole(most: int) -> Callable[[Any, float], float | None]:
+    """Again at once when a statement did as much as it may."""
+    return lambda done, _now: 0.0 if done >= most else None

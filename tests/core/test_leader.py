@@ -1,0 +1,188 @@
+"""Who leads, and what it does: one worker at a time, its duties each by its own clock, whoever dies where."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from awa_proto.errors import DatabaseError
+from awa_proto.store import Promoted, Ring
+from awa_proto.store.upkeep import Leadership, Probe, Rotation
+from awa_proto.testing.process import Process
+from awa_proto.testing.simulator import Simulation
+from awa_proto.worker.config import QueueConfig, WorkerConfig
+from awa_proto.worker.duties import BATCH
+from awa_proto.worker.events import Emit, RunOp
+from awa_proto.worker.leader import LEASE, RENEW_EVERY, SPREAD
+from tests.core.test_machine import Bench, of
+
+AWAY = "08006"
+MINE = Leadership(7, True, 1, LEASE)
+
+
+class Watched(Bench):
+    """A machine whose lease is answered by hand. leads: whether it does the upkeep, as the machine says."""
+
+    follows = False
+
+    def leading(self) -> Watched:
+        """Registered, and the leader."""
+        self.running()
+        self.done("lead", MINE)
+        return self
+
+    @property
+    def leads(self) -> bool:
+        return self.machine.leads
+
+    def quiet(self, seconds: float) -> None:
+        """Time passes, what others do on the connection of the lease answered at once."""
+        answers: dict[str, Any] = {"replan": None, "promote": Promoted(0), "survey": (Ring(1), {})}
+        end = self.now + seconds
+        while self.now < end:
+            self.wait(min(0.25, end - self.now))
+            while asked := answers.keys() & self.ops.keys():
+                for name in sorted(asked):
+                    self.done(name, answers[name])
+
+
+def process(world: Simulation, **settings: Any) -> Process:
+    made = Process(world, WorkerConfig({"q": QueueConfig(2)}, **settings))
+    made.start()
+    return made
+
+
+def leaders(*processes: Process) -> list[Process]:
+    return [each for each in processes if each.is_alive and each.machine.leads]
+
+
+def test_of_many_workers_one_leads() -> None:
+    world = Simulation(3)
+    workers = [process(world) for _ in range(5)]
+    world.run(10.0)
+    assert len(leaders(*workers)) == 1
+    (first,) = leaders(*workers)
+    world.run(600.0)
+    assert leaders(*workers) == [first]
+
+
+def test_when_the_leader_is_killed_another_leads_within_twenty_seconds() -> None:
+    for seed in range(30):
+        world = Simulation(seed)
+        workers = [process(world) for _ in range(4)]
+        world.run(10.0 + 20 * world.random.random())
+        (first,) = leaders(*workers)
+        first.die()
+        at = world.now
+        world.run_until(lambda ws=workers: bool(leaders(*ws)), at_most=20.0, step=0.05)  # type: ignore[misc]
+        assert world.now - at <= LEASE + SPREAD + 1.0
+        world.run(world.now + 5.0)
+        assert len(leaders(*workers)) == 1
+
+
+def test_a_leader_that_stops_gives_the_lease_up() -> None:
+    world = Simulation(1)
+    first = process(world)
+    world.run(5.0)
+    assert leaders(first) == [first]
+    first.stop(1.0)
+    world.run(world.now + 5.0)
+    assert not first.is_alive
+    second = process(world)
+    world.run(world.now + 1.0)
+    assert leaders(second) == [second]
+
+
+def test_every_duty_is_done_by_the_leader_and_by_nobody_else() -> None:
+    world = Simulation(4)
+    workers = [process(world) for _ in range(3)]
+    world.run(200.0)
+    (leader,) = leaders(*workers)
+    done = {(line[1], line[4]) for line in world.trace if line[2] == "run" and line[5] == "upkeep"}
+    assert {name for number, name in done if number == leader.number} >= {"sweep", "probe", "rotate", "prune_dlq"}
+    assert {number for number, _ in done} == {leader.number}
+
+
+def test_a_duty_that_fails_waits_longer_each_time_and_does_not_hold_up_the_others() -> None:
+    world = Simulation(5)
+    world.interfere = lambda _number, run: DatabaseError("no", "XX000") if run.op.name == "probe" else None
+    worker = process(world)
+    world.run(300.0)
+    probes = world.statements("probe")
+    gaps = [later - earlier for earlier, later in itertools.pairwise(probes)]
+    assert gaps[0] < 2.5
+    assert gaps[-1] > 40
+    assert all(later >= 0.7 * earlier for earlier, later in itertools.pairwise(gaps))
+    assert len(world.statements("rotate")) >= 29
+    assert worker.machine.failing_duties == ["probe"]
+    assert 1 <= world.told["upkeep failed: probe"] <= 300 / 10
+
+
+def test_a_leader_stands_down_when_its_lease_ends_by_its_own_clock() -> None:
+    bench = Watched().leading()
+    bench.quiet(RENEW_EVERY)
+    assert "lead" in bench.ops
+    seen: list[bool] = []
+    for seconds in (LEASE - RENEW_EVERY - 0.5, 1.0):
+        bench.quiet(seconds)
+        seen.append(bench.leads)
+    assert seen == [True, False]
+    assert [emit.key for emit in of(Emit, bench.said) if emit.key == "lease expired"]
+
+
+def test_an_answer_that_comes_after_the_lease_it_gives_is_over_makes_no_leader() -> None:
+    bench = Watched()
+    bench.running()
+    bench.quiet(LEASE + 1)
+    bench.done("lead", MINE)
+    assert not bench.leads
+
+
+def test_failures_to_renew_do_not_end_a_lease_that_holds() -> None:
+    bench = Watched().leading()
+    bench.quiet(RENEW_EVERY)
+    for _ in range(3):
+        bench.failed("lead", AWAY)
+        assert bench.leads
+        bench.quiet(2.5)
+        assert "lead" in bench.ops
+    bench.done("lead", MINE)
+    bench.quiet(4.0)
+    assert bench.leads
+
+
+def test_a_lease_that_somebody_else_took_ends_the_upkeep_at_once() -> None:
+    bench = Watched().leading()
+    bench.quiet(RENEW_EVERY)
+    bench.done("lead", Leadership(8, False, 2, 10.0))
+    assert not bench.leads
+    before = len(of(RunOp, bench.said))
+    bench.quiet(9.0)
+    assert not [run for run in of(RunOp, bench.said)[before:] if run.lane == "upkeep"]
+
+
+def test_what_a_duty_answers_after_the_leadership_is_over_changes_nothing() -> None:
+    bench = Watched().leading()
+    bench.quiet(1.5)
+    assert "rotate" in bench.ops or "sweep" in bench.ops or "probe" in bench.ops or "prune_dlq" in bench.ops
+    asked = [run for run in of(RunOp, bench.said) if run.lane == "upkeep"][-1]
+    bench.quiet(RENEW_EVERY)
+    bench.done("lead", Leadership(8, False, 2, 10.0))
+    bench.done(asked.op.name, Rotation() if asked.op.name == "rotate" else 0)
+    assert not bench.leads
+
+
+def test_a_duty_that_did_all_it_may_goes_on_at_once() -> None:
+    bench = Watched().leading()
+    for _ in range(8):  # one at a time on their connection: let each have its turn
+        bench.quiet(0.25)
+        for name, answer in (("sweep", 0), ("probe", Probe()), ("rotate", Rotation())):
+            if name in bench.ops:
+                bench.done(name, answer)
+    assert "prune_dlq" in bench.ops
+    bench.done("prune_dlq", BATCH)
+    bench.quiet(0.25)
+    assert "prune_dlq" in bench.ops
+    bench.done("prune_dlq", BATCH - 1)
+    bench.quiet(2.0)
+    assert "prune_dlq" not in bench.ops
