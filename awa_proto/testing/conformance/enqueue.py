@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 from awa_proto import extra as extras
 from awa_proto.errors import DatabaseError
@@ -127,15 +128,16 @@ async def a_rolled_back_enqueue_never_appears(kit: DatabaseKit) -> None:
 
 async def a_prepared_transaction_enqueues_when_it_commits(kit: DatabaseKit) -> None:
     """With notify=False; jobs that came later do not wait for it, and none is skipped for it."""
+    name = f"awa kit {random.getrandbits(60)}"  # of the whole server
     async with kit.session() as user:
         for verdict in ("ROLLBACK", "COMMIT"):
             await user.sql("BEGIN")
             (held,) = await user.run(kit.store.insert(jobs(1), notify=False))
             await user.run(kit.store.insert(jobs(2, run_at=now() + HOUR), notify=False))
-            await user.sql("PREPARE TRANSACTION 'awa kit'")
+            await user.sql(f"PREPARE TRANSACTION '{name}'")
             (other,) = await kit.enqueue()
             assert [a.id for a in await kit.claim()] == [other]
             assert await kit.claim() == []
-            await user.sql(f"{verdict} PREPARED 'awa kit'")
+            await user.sql(f"{verdict} PREPARED '{name}'")
             assert [a.id for a in await kit.claim()] == ([held.id] if verdict == "COMMIT" else [])
     assert len(await kit.listed(state=JobState.SCHEDULED)) == 2
