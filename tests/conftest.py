@@ -8,25 +8,25 @@ AWA_TEST_DSN: the URL of a server to use instead, as a role that may create data
 AWA_TEST_CONTAINERS=1: a server in Docker as well.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import shutil
 import subprocess
 import tempfile
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Literal
 
-import psycopg
 import pytest
-from psycopg.sql import SQL, Identifier
 
 from awa_sync.cli.embedded import Server, ServerError, installed, server
 
-NewDatabase = Callable[[], AbstractContextManager[str]]
+if TYPE_CHECKING:  # pytest imports it itself, to rewrite its assertions
+    from awa_queue_pytest import NewDatabase
+
+pytest_plugins = ["awa_queue_pytest", "pytester"]
 
 SETTINGS = {
     "fsync": "off",
@@ -96,39 +96,22 @@ def postgres(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def new_database(postgres: str) -> NewDatabase:
-    """A function whose `with` block gives the DSN of a new, empty database on `postgres`, dropped at its end."""
-
-    @contextlib.contextmanager
-    def create() -> Iterator[str]:
-        name = f"test_{uuid.uuid4().hex}"
-        dsn = urlsplit(postgres)._replace(path=f"/{name}").geturl()
-        with psycopg.connect(postgres, autocommit=True) as connection:
-            connection.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
-        try:
-            yield dsn
-        finally:
-            with psycopg.connect(dsn, autocommit=True) as connection:
-                prepared = "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database()"
-                for (gid,) in connection.execute(prepared).fetchall():
-                    connection.execute(SQL("ROLLBACK PREPARED {}").format(gid))
-            with psycopg.connect(postgres, autocommit=True) as connection:
-                connection.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
-
-    return create
+def awa_server(postgres: str) -> str:
+    """The server of the plugin for users, whose fixtures make our databases too."""
+    return postgres
 
 
 @pytest.fixture
-def database(new_database: NewDatabase) -> Iterator[str]:
+def database(awa_new_database: NewDatabase) -> Iterator[str]:
     """The DSN of a database of this test's own, empty at first."""
-    with new_database() as dsn:
+    with awa_new_database(empty=True) as dsn:
         yield dsn
 
 
 @pytest.fixture(scope="module")
-def module_database(new_database: NewDatabase) -> Iterator[str]:
+def module_database(awa_new_database: NewDatabase) -> Iterator[str]:
     """The DSN of a database that the tests of a module share, empty at first."""
-    with new_database() as dsn:
+    with awa_new_database(empty=True) as dsn:
         yield dsn
 
 

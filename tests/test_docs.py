@@ -26,14 +26,33 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return re.findall(r"```python\n(.*?)```(?:\n+```text\n(.*?)```)?", page.read_text(), re.DOTALL)
 
 
-EVERY_BLOCK = [
-    pytest.param(block, said, id=f"{page.name}-{number}")
+BLOCKS = [
+    (block, said, f"{page.name}-{number}")
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     for number, (block, said) in enumerate(blocks(page), 1)
 ]
+TESTS = [each for each in BLOCKS if re.search(r"^(async )?def test_", each[0], re.MULTILINE)]
 
 
-@pytest.mark.parametrize(("block", "said"), EVERY_BLOCK)
+@pytest.mark.parametrize("block", [pytest.param(block, id=name) for block, _, name in TESTS])
+def test_tests_in_the_docs_pass(block: str, database: str, tmp_path: Path) -> None:
+    (tmp_path / "test_shown.py").write_text(block)
+    options = ("-p", "awa_queue_pytest", "-W", "error", "--awa-dsn", database)
+    shown = subprocess.run(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [pytest.param(block, said, id=name) for block, said, name in BLOCKS if (block, said, name) not in TESTS],
+)
 def test_a_code_block_of_the_docs_runs_as_it_stands(block: str, said: str, database: str) -> None:
     shown = subprocess.run(
         [sys.executable, "-c", block],

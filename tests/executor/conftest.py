@@ -19,6 +19,12 @@ def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture
+def database(awa_database: str) -> str:
+    """A database of the test's own as everywhere, but a copy of one that is migrated."""
+    return awa_database
+
+
 @pytest.fixture(params=HANDLERS)
 def run(request: pytest.FixtureRequest, database: str, engine: str) -> Callable[..., None]:
     """Runs a scenario over an App on an empty database; options are those of the client."""

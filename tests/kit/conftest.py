@@ -4,9 +4,9 @@ import pathlib
 
 import pytest
 
-from tests.executor.conftest import engine, is_run, run
+from tests.executor.conftest import database, engine, is_run, run
 
-__all__ = ["engine", "run"]
+__all__ = ["database", "engine", "run"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
