@@ -17,6 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 
+from awa_asyncio.beating import PrivateLane
 from awa_asyncio.connections import (
     AnyConnection,
     AnyPool,
@@ -36,6 +37,7 @@ from awa_proto.application import Application, EngineName, known_dsn
 from awa_proto.blocking import BlockingClient
 from awa_proto.driving import otel
 from awa_proto.driving.awaited import bind
+from awa_proto.driving.beating import BlockingLane
 from awa_proto.driving.per_loop import PerLoop
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.events import AnyEvent
@@ -43,7 +45,7 @@ from awa_proto.operations import Operations
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Row, Value
 from awa_proto.retention import Retention
-from awa_proto.worker.config import QueueConfig, UnknownKinds
+from awa_proto.worker.config import Liveness, QueueConfig, UnknownKinds
 from awa_proto.worker.events import StartJob, Stopped
 
 if TYPE_CHECKING:
@@ -202,6 +204,7 @@ class Client(Tasks):
         poll_interval: Seconds = 2.0,
         grace: Seconds = 30.0,
         unknown_kinds: UnknownKinds = "fail",
+        liveness: Liveness | None = None,
     ) -> Worker:
         """A worker for these queues: `async with client.worker({"email": 10}) as worker`. Leaving stops it gracefully.
 
@@ -210,6 +213,7 @@ class Client(Tasks):
             poll_interval: Seconds (or a timedelta) after which an idle worker looks for jobs although it was not notified.
             grace: Seconds (or a timedelta) that running handlers get at a stop before they are cancelled.
             unknown_kinds: What becomes of a job without a handler here: "fail" for good, or "put_back" for a minute.
+            liveness: Heartbeats, and when the jobs of a worker that is silent are run by another; None for the defaults.
 
         Raises:
             ValidationError: Naming the setting and its limit.
@@ -222,6 +226,7 @@ class Client(Tasks):
             poll_interval=poll_interval,
             grace=grace,
             unknown_kinds=unknown_kinds,
+            liveness=liveness,
             hostname=socket.gethostname(),
             pid=os.getpid(),
         )
@@ -233,6 +238,7 @@ class Client(Tasks):
             capacity=sum(queue.max_workers for queue in config.queues.values()),
             happened=self._hook_runner().tell,
             tracer=otel.tracer(),
+            heart=self._heart(),
         )
 
     async def run(
@@ -243,6 +249,7 @@ class Client(Tasks):
         poll_interval: Seconds = 2.0,
         grace: Seconds = 30.0,
         unknown_kinds: UnknownKinds = "fail",
+        liveness: Liveness | None = None,
     ) -> Stopped:
         """Work until SIGTERM or SIGINT, which stop gracefully; a second one stops with no grace. Returns how it ended.
 
@@ -251,11 +258,19 @@ class Client(Tasks):
             poll_interval: As `worker`.
             grace: As `worker`.
             unknown_kinds: As `worker`.
+            liveness: As `worker`.
 
         Raises:
             ConfigurationError: As `worker`; also outside of the main thread, where there are no signals.
         """
-        return await run(self.worker(queues, poll_interval=poll_interval, grace=grace, unknown_kinds=unknown_kinds))
+        return await run(
+            self.worker(
+                queues, poll_interval=poll_interval, grace=grace, unknown_kinds=unknown_kinds, liveness=liveness
+            )
+        )
+
+    def _heart(self) -> Callable[[], BlockingLane]:
+        return lambda: PrivateLane(self._new_database)
 
     def _job_maker(self) -> Any:
         loop = asyncio.get_running_loop()

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar, assert_never
 
+from awa_proto.driving.beating import Beating, BlockingLane
 from awa_proto.driving.otel import traced, traced_awaited
 from awa_proto.driving.threads import Threads
 from awa_proto.driving.working import (
@@ -38,6 +39,7 @@ from awa_proto.job import Attempt
 from awa_proto.outcome import Raised, Returned, Seconds, seconds
 from awa_proto.tracing import Tracer
 from awa_proto.worker.events import (
+    Beat,
     CancelJob,
     DrainAsked,
     Drained,
@@ -55,6 +57,7 @@ from awa_proto.worker.events import (
     StopAsked,
     Stopped,
 )
+from awa_proto.worker.heartbeat import Heartbeat
 from awa_proto.worker.tally import Tally
 from awa_proto.worker.worker import WorkerMachine
 
@@ -80,6 +83,7 @@ class Worker:
         capacity: int,
         happened: Callable[[AnyEvent], object] = nobody_listens,
         tracer: Tracer | None = None,
+        heart: Callable[[], BlockingLane] | None = None,
     ) -> None:
         """Made by `Client.worker`.
 
@@ -91,6 +95,7 @@ class Worker:
             capacity: Most handlers at the same time, and so the most threads.
             happened: Told each event of a kind that has hooks; returns at once and raises nothing.
             tracer: Makes a span of each attempt.
+            heart: Makes the lane of the heartbeat, in its thread; without it there is none, and jobs are soon another's.
         """
         self._machine = machine
         self._database = database
@@ -98,6 +103,9 @@ class Worker:
         self._new_job = new_job
         self._happened = happened
         self._tracer = tracer
+        self._heart = heart
+        self._beating: Beating | None = None
+        self._silent = asyncio.Event()
         self._inbox: list[Event] = []
         self._waiter: asyncio.Future[None] | None = None
         self._running: dict[Fence, tuple[RunningJob, asyncio.Task[None] | None]] = {}
@@ -237,6 +245,8 @@ class Worker:
                 tell(output)
             case Happened(event=event):
                 self._happened(event)
+            case Beat(heartbeat=heartbeat):
+                self._begin_beating(heartbeat)
             case Drained(token=answer):
                 if not answer.done():
                     answer.set_result(None)
@@ -331,6 +341,13 @@ class Worker:
             self._lanes[name] = lane
         return lane
 
+    def _begin_beating(self, heartbeat: Heartbeat) -> None:
+        if self._heart is not None:
+            call = self._event_loop.call_soon_threadsafe
+            self._beating = Beating(
+                heartbeat, self._heart, lambda pinged: call(self._put, pinged), lambda: call(self._silent.set)
+            )
+
     # the end
 
     async def _close(self) -> None:
@@ -343,6 +360,10 @@ class Worker:
         if left := {*self._ops, *(jobs if self._stopped is None else ())}:
             await asyncio.wait(left, timeout=PATIENCE)
         self._threads.close()
+        if self._beating is not None:
+            self._beating.stop()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._silent.wait(), PATIENCE)
         await asyncio.gather(*(lane.close() for lane in self._lanes.values()), return_exceptions=True)
 
     async def _until_done(self) -> asyncio.CancelledError | None:

@@ -29,7 +29,7 @@ from awa_proto.outcome import Cancel, Completed, DeadLetter, Result, RetryAfter,
 from awa_proto.retention import Retention
 from awa_proto.store import QueueStat
 from awa_proto.unique import UniqueOpts
-from awa_proto.worker.config import QueueConfig
+from awa_proto.worker.config import Liveness, QueueConfig
 from awa_proto.worker.events import Stopped
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "JobPage",
     "JobRow",
     "JobState",
+    "Liveness",
     "OutputError",
     "QueueConfig",
     "QueueStat",

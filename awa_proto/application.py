@@ -21,7 +21,7 @@ from awa_proto.store.canonical.store import CanonicalStore
 from awa_proto.store.queue import QueueStore
 from awa_proto.task import Task
 from awa_proto.version import VERSION
-from awa_proto.worker.config import QueueConfig, UnknownKinds, WorkerConfig
+from awa_proto.worker.config import Liveness, QueueConfig, UnknownKinds, WorkerConfig
 from awa_proto.worker.worker import WorkerMachine
 
 EngineName: TypeAlias = Literal["queue", "canonical"]
@@ -99,6 +99,7 @@ class Application:
         unknown_kinds: UnknownKinds,
         hostname: str,
         pid: int,
+        liveness: Liveness | None = None,
     ) -> WorkerConfig:
         """How a worker is set up. Raises ValidationError or ConfigurationError; also when args cannot be read."""
         if not isinstance(queues, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -114,6 +115,7 @@ class Application:
             unknown_kinds=unknown_kinds,
             dead_letters=self.dead_letters,
             retention=self.retention,
+            liveness=Liveness() if liveness is None else liveness,
             hostname=hostname,
             pid=pid,
             version=VERSION,

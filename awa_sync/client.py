@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 from awa_proto.application import Application, EngineName, known_dsn
 from awa_proto.binding import bind
 from awa_proto.driving import otel
+from awa_proto.driving.beating import BlockingLane
 from awa_proto.driving.given import check_libpq_dsn
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.events import AnyEvent
@@ -27,7 +28,7 @@ from awa_proto.operations import Operations
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Row, Value
 from awa_proto.retention import Retention
-from awa_proto.worker.config import QueueConfig, UnknownKinds
+from awa_proto.worker.config import Liveness, QueueConfig, UnknownKinds
 from awa_proto.worker.events import StartJob, Stopped
 from awa_sync.connections import AnyConnection, AnyPool, check_connection, check_pool, database
 from awa_sync.hooks import HookRunner
@@ -188,6 +189,7 @@ class Client(Tasks):
         poll_interval: Seconds = 2.0,
         grace: Seconds = 30.0,
         unknown_kinds: UnknownKinds = "fail",
+        liveness: Liveness | None = None,
     ) -> Worker:
         """A worker for these queues: `with client.worker({"email": 10}) as worker`. Leaving stops it gracefully.
 
@@ -197,6 +199,7 @@ class Client(Tasks):
             grace: Seconds (or a timedelta) that running handlers get at a stop before they are told to end; a thread
                 cannot be cancelled.
             unknown_kinds: What becomes of a job without a handler here: "fail" for good, or "put_back" for a minute.
+            liveness: Heartbeats, and when the jobs of a worker that is silent are run by another; None for the defaults.
 
         Raises:
             ValidationError: Naming the setting and its limit.
@@ -209,6 +212,7 @@ class Client(Tasks):
             poll_interval=poll_interval,
             grace=grace,
             unknown_kinds=unknown_kinds,
+            liveness=liveness,
             hostname=socket.gethostname(),
             pid=os.getpid(),
         )
@@ -220,6 +224,7 @@ class Client(Tasks):
             capacity=sum(queue.max_workers for queue in config.queues.values()),
             happened=self._hook_runner.tell,
             tracer=otel.tracer(),
+            heart=self._heart(),
         )
 
     def run(
@@ -230,6 +235,7 @@ class Client(Tasks):
         poll_interval: Seconds = 2.0,
         grace: Seconds = 30.0,
         unknown_kinds: UnknownKinds = "fail",
+        liveness: Liveness | None = None,
     ) -> Stopped:
         """Work until SIGTERM or SIGINT, which stop gracefully; a second one stops with no grace. Returns how it ended.
 
@@ -238,11 +244,19 @@ class Client(Tasks):
             poll_interval: As `worker`.
             grace: As `worker`.
             unknown_kinds: As `worker`.
+            liveness: As `worker`.
 
         Raises:
             ConfigurationError: As `worker`; also outside of the main thread, where there are no signals.
         """
-        return run(self.worker(queues, poll_interval=poll_interval, grace=grace, unknown_kinds=unknown_kinds))
+        return run(
+            self.worker(
+                queues, poll_interval=poll_interval, grace=grace, unknown_kinds=unknown_kinds, liveness=liveness
+            )
+        )
+
+    def _heart(self) -> Callable[[], BlockingLane]:
+        return lambda: self._database().lane("heartbeat")
 
     def _job_maker(self) -> Callable[[StartJob], Job[Any]]:
         return lambda start: Job(start, self)

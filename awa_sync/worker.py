@@ -22,6 +22,7 @@ from threading import Thread
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeVar, assert_never
 
+from awa_proto.driving.beating import Beating, BlockingLane
 from awa_proto.driving.otel import traced
 from awa_proto.driving.threads import Threads
 from awa_proto.driving.working import (
@@ -40,6 +41,7 @@ from awa_proto.outcome import Raised, Returned, Seconds, seconds
 from awa_proto.plan import Op
 from awa_proto.tracing import Tracer
 from awa_proto.worker.events import (
+    Beat,
     CancelJob,
     DrainAsked,
     Drained,
@@ -58,6 +60,7 @@ from awa_proto.worker.events import (
     Stopped,
     Woken,
 )
+from awa_proto.worker.heartbeat import Heartbeat
 from awa_proto.worker.tally import Tally
 from awa_proto.worker.worker import WorkerMachine
 
@@ -96,6 +99,7 @@ class Worker:
         capacity: int,
         happened: Callable[[AnyEvent], object] = nobody_listens,
         tracer: Tracer | None = None,
+        heart: Callable[[], BlockingLane] | None = None,
     ) -> None:
         """Made by `Client.worker`.
 
@@ -107,6 +111,7 @@ class Worker:
             capacity: Most handlers at the same time, and so the most threads.
             happened: Told each event of a kind that has hooks; returns at once and raises nothing.
             tracer: Makes a span of each attempt.
+            heart: Makes the lane of the heartbeat, in its thread; without it there is none, and jobs are soon another's.
         """
         self._machine = machine
         self._database = database
@@ -114,6 +119,8 @@ class Worker:
         self._new_job = new_job
         self._happened = happened
         self._tracer = tracer
+        self._heart = heart
+        self._beating: Beating | None = None
         self._inbox: SimpleQueue[Event] = SimpleQueue()
         self._running: dict[Fence, RunningJob] = {}
         self._threads: Threads[tuple[StartJob, RunningJob]] = Threads(capacity, self._run_job, "awa handler")
@@ -254,6 +261,8 @@ class Worker:
                 tell(output)
             case Happened(event=event):
                 self._happened(event)
+            case Beat(heartbeat=heartbeat):
+                self._begin_beating(heartbeat)
             case Drained(token=answer):
                 self._answers.discard(answer)
                 answer.set()
@@ -302,6 +311,10 @@ class Worker:
         finally:
             lane.close()
 
+    def _begin_beating(self, heartbeat: Heartbeat) -> None:
+        if self._heart is not None:
+            self._beating = Beating(heartbeat, self._heart, self._inbox.put, lambda: None)
+
     # the end
 
     def _close(self) -> None:
@@ -309,6 +322,8 @@ class Worker:
         for job in self._running.values():
             job.mark_cancelled(Reason.SHUTDOWN)
         self._threads.close()
+        if self._beating is not None:
+            self._beating.stop()
         for lane in self._lanes.values():
             lane.runs.put(None)
         self._await_lanes()
@@ -324,6 +339,8 @@ class Worker:
         patience = time.monotonic() + PATIENCE
         for lane in self._lanes.values():
             lane.thread.join(max(0.0, patience - time.monotonic()))
+        if self._beating is not None:
+            self._beating.join(max(0.0, patience - time.monotonic()))
 
 
 class _Lane(NamedTuple):

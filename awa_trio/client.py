@@ -22,6 +22,7 @@ from awa_proto.application import Application, EngineName, known_dsn
 from awa_proto.blocking import BlockingClient
 from awa_proto.driving import otel
 from awa_proto.driving.awaited import bind
+from awa_proto.driving.beating import BlockingLane
 from awa_proto.driving.given import check_libpq_dsn
 from awa_proto.driving.per_loop import PerLoop
 from awa_proto.errors import ValidationError
@@ -30,8 +31,9 @@ from awa_proto.operations import Operations
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Row, Value
 from awa_proto.retention import Retention
-from awa_proto.worker.config import QueueConfig, UnknownKinds
+from awa_proto.worker.config import Liveness, QueueConfig, UnknownKinds
 from awa_proto.worker.events import StartJob, Stopped
+from awa_trio.beating import PrivateLane
 from awa_trio.connections import AnyConnection, AnyPool, check_connection, check_pool, database
 from awa_trio.hooks import HookRunner
 from awa_trio.job import BlockingJob, Job
@@ -189,6 +191,7 @@ class Client(Tasks):
         poll_interval: Seconds = 2.0,
         grace: Seconds = 30.0,
         unknown_kinds: UnknownKinds = "fail",
+        liveness: Liveness | None = None,
     ) -> Worker:
         """A worker for these queues: `async with client.worker({"email": 10}) as worker`. Leaving stops it gracefully.
 
@@ -197,6 +200,7 @@ class Client(Tasks):
             poll_interval: Seconds (or a timedelta) after which an idle worker looks for jobs although it was not notified.
             grace: Seconds (or a timedelta) that running handlers get at a stop before they are cancelled.
             unknown_kinds: What becomes of a job without a handler here: "fail" for good, or "put_back" for a minute.
+            liveness: Heartbeats, and when the jobs of a worker that is silent are run by another; None for the defaults.
 
         Raises:
             ValidationError: Naming the setting and its limit.
@@ -207,6 +211,7 @@ class Client(Tasks):
             poll_interval=poll_interval,
             grace=grace,
             unknown_kinds=unknown_kinds,
+            liveness=liveness,
             hostname=socket.gethostname(),
             pid=os.getpid(),
         )
@@ -218,6 +223,7 @@ class Client(Tasks):
             capacity=sum(queue.max_workers for queue in config.queues.values()),
             happened=self._hook_runner().tell,
             tracer=otel.tracer(),
+            heart=self._heart(),
         )
 
     async def run(
@@ -228,6 +234,7 @@ class Client(Tasks):
         poll_interval: Seconds = 2.0,
         grace: Seconds = 30.0,
         unknown_kinds: UnknownKinds = "fail",
+        liveness: Liveness | None = None,
     ) -> Stopped:
         """Work until SIGTERM or SIGINT, which stop gracefully; a second one stops with no grace. Returns how it ended.
 
@@ -236,11 +243,19 @@ class Client(Tasks):
             poll_interval: As `worker`.
             grace: As `worker`.
             unknown_kinds: As `worker`.
+            liveness: As `worker`.
 
         Raises:
             ConfigurationError: As `worker`; also outside of the main thread, where there are no signals.
         """
-        return await run(self.worker(queues, poll_interval=poll_interval, grace=grace, unknown_kinds=unknown_kinds))
+        return await run(
+            self.worker(
+                queues, poll_interval=poll_interval, grace=grace, unknown_kinds=unknown_kinds, liveness=liveness
+            )
+        )
+
+    def _heart(self) -> Callable[[], BlockingLane]:
+        return lambda: PrivateLane(self._new_database)
 
     def _job_maker(self) -> Any:
         token = trio.lowlevel.current_trio_token()

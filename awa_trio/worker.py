@@ -28,6 +28,7 @@ from typing import Self, TypeVar, assert_never
 import trio
 from outcome import Error, Outcome
 
+from awa_proto.driving.beating import Beating, BlockingLane
 from awa_proto.driving.otel import traced, traced_awaited
 from awa_proto.driving.working import (
     NOTHING,
@@ -45,6 +46,7 @@ from awa_proto.events import AnyEvent
 from awa_proto.outcome import Raised, Returned, Seconds, seconds
 from awa_proto.tracing import Tracer
 from awa_proto.worker.events import (
+    Beat,
     CancelJob,
     DrainAsked,
     Drained,
@@ -62,6 +64,7 @@ from awa_proto.worker.events import (
     StopAsked,
     Stopped,
 )
+from awa_proto.worker.heartbeat import Heartbeat
 from awa_proto.worker.tally import Tally
 from awa_proto.worker.worker import WorkerMachine
 
@@ -87,6 +90,7 @@ class Worker:
         capacity: int,
         happened: Callable[[AnyEvent], object] = nobody_listens,
         tracer: Tracer | None = None,
+        heart: Callable[[], BlockingLane] | None = None,
     ) -> None:
         """Made by `Client.worker`.
 
@@ -98,6 +102,7 @@ class Worker:
             capacity: Most handlers at the same time, and so the most threads.
             happened: Told each event of a kind that has hooks; returns at once and raises nothing.
             tracer: Makes a span of each attempt.
+            heart: Makes the lane of the heartbeat, in its thread; without it there is none, and jobs are soon another's.
         """
         self._machine = machine
         self._database = database
@@ -105,6 +110,9 @@ class Worker:
         self._new_job = new_job
         self._happened = happened
         self._tracer = tracer
+        self._heart = heart
+        self._beating: Beating | None = None
+        self._silent = trio.Event()
         self._inbox: list[Event] = []
         self._bell: trio.Event | None = None
         self._running: dict[Fence, tuple[RunningJob, trio.CancelScope | None]] = {}
@@ -254,6 +262,8 @@ class Worker:
                 tell(output)
             case Happened(event=event):
                 self._happened(event)
+            case Beat(heartbeat=heartbeat):
+                self._begin_beating(heartbeat)
             case Drained(token=answer):
                 self._answers.discard(answer)
                 answer.set()
@@ -362,6 +372,13 @@ class Worker:
             self._lanes[name] = lane
         return lane
 
+    def _begin_beating(self, heartbeat: Heartbeat) -> None:
+        if self._heart is not None:
+            call = self._token.run_sync_soon
+            self._beating = Beating(
+                heartbeat, self._heart, lambda pinged: call(self._put, pinged), lambda: call(self._silent.set)
+            )
+
     # the end
 
     async def _close(self) -> None:
@@ -375,6 +392,10 @@ class Worker:
             await self._ring(patience)
             if trio.current_time() >= patience:
                 break
+        if self._beating is not None:
+            self._beating.stop()
+            with trio.move_on_after(PATIENCE):
+                await self._silent.wait()
         async with trio.open_nursery() as nursery:
             for lane in self._lanes.values():
                 nursery.start_soon(self._close_lane, lane)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, assert_never
 
 from awa_proto.errors import DatabaseError
@@ -24,6 +25,7 @@ from awa_proto.testing.faults import Fault, refusal, silence
 from awa_proto.testing.simulator import FOLLOW_UPS, HOOKED, TASKS, BookedStore, Simulation, end_of, follows, play
 from awa_proto.worker.config import WorkerConfig
 from awa_proto.worker.events import (
+    Beat,
     CancelJob,
     Drained,
     Emit,
@@ -34,12 +36,15 @@ from awa_proto.worker.events import (
     ListenLost,
     OpDone,
     OpFailed,
+    Ping,
+    Pinged,
     RunOp,
     StartJob,
     StopAsked,
     Stopped,
     Woken,
 )
+from awa_proto.worker.heartbeat import Heartbeat
 from awa_proto.worker.worker import WorkerMachine
 
 
@@ -54,10 +59,57 @@ class _Handler:
     is_over: bool = False
 
 
+class Heart:
+    """The thread of a process's heartbeat.
+
+    fails: whether its statements do not reach the database.
+    """
+
+    def __init__(self, world: Simulation, process: Process, machine: Heartbeat) -> None:
+        self._world = world
+        self._process = process
+        self.machine = machine
+        self.fails = False
+        machine.start(world.now)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._process.is_alive:
+            return
+        while (output := self.machine.poll_output()) is not None:
+            self._world.beats.append((self._world.now, self._process.number, output))
+            match output:
+                case RunOp():
+                    takes = self._world.faults.takes(self._world.random)
+                    self._world.at(self._world.now + takes, partial(self._end, output))
+                case Ping(number=number):
+                    self._process.put(Pinged(number))
+                case Emit(key=key):
+                    self._world.told[key] += 1
+        due = self.machine.next_deadline()
+        if due is not None:
+            self._world.at(max(due, self._world.now), self._ring)
+
+    def _ring(self) -> None:
+        due = self.machine.next_deadline()
+        if self._process.is_alive and due is not None and due <= self._world.now:
+            self.machine.handle_timeout(self._world.now)
+            self._go_on()
+
+    def _end(self, run: RunOp) -> None:
+        if self._process.is_alive:
+            if self.fails:
+                self.machine.handle(OpFailed(run.id, silence()), self._world.now)
+            else:
+                self.machine.handle(OpDone(run.id, play(run.op)), self._world.now)
+            self._go_on()
+
+
 class Process:
     """One worker process.
 
-    handlers: those whose end the machine has not heard of. stopped: how it ended, when it did by itself.
+    handlers: those whose end the machine has not heard of. stopped: how it ended, when it did by itself. heart: the thread of
+    its heartbeat, once it is registered. is_stuck: its loop handles nothing.
     """
 
     def __init__(self, world: Simulation, config: WorkerConfig, number: int = 1) -> None:
@@ -67,6 +119,7 @@ class Process:
         self._timer_at = math.inf
         self._lanes: set[Lane] = set()
         self._is_half_open = False
+        self.is_stuck = False
         self.number = number
         self.config = config
         self.store = BookedStore(world.time, world.random.random, shares=world.store, notified=self._notified)
@@ -82,6 +135,7 @@ class Process:
         self.handlers: dict[tuple[int, int], _Handler] = {}
         self.drained: list[Any] = []
         self.stop_seen = False
+        self.heart: Heart | None = None
         self.stopped: Stopped | None = None
         self.is_alive = True
         self._claims: dict[int, Claimed] = {}
@@ -105,13 +159,24 @@ class Process:
             self._turn_is_due = True
             self._world.at(self._world.now + self._world.loop_delay(), self._turn)
 
+    def stick(self, seconds: float) -> None:
+        """Something blocks its loop for so long. The heart beats on."""
+        self.is_stuck = True
+        self._world.at(self._world.now + seconds, self._come_back)
+
+    def _come_back(self) -> None:
+        self.is_stuck = False
+        self._timer_at = math.inf
+        self.put()
+        self._set_timer(self.machine.next_deadline())
+
     def stop(self, grace: float) -> None:
         """It is asked to stop."""
         self.put(StopAsked(grace))
 
     def _turn(self) -> None:
         self._turn_is_due = False
-        if not self.is_alive or self.stopped is not None:
+        if not self.is_alive or self.stopped is not None or self.is_stuck:
             return
         events, self.inbox = self.inbox, []
         for event in events:
@@ -127,7 +192,7 @@ class Process:
         self._perform()
 
     def _timeout(self, timer: int) -> None:
-        if timer != self._timer or not self.is_alive or self.stopped is not None:
+        if timer != self._timer or not self.is_alive or self.stopped is not None or self.is_stuck:
             return
         self._timer_at = math.inf
         due = self.machine.next_deadline()
@@ -158,6 +223,8 @@ class Process:
                     pass
                 case Happened(event=event):
                     self._world.accounts.happened(self.number, event)
+                case Beat(heartbeat=heartbeat):
+                    self.heart = Heart(self._world, self, heartbeat)
                 case Drained(token=token):
                     self.drained.append(token)
                 case Stopped():

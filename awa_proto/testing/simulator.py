@@ -31,7 +31,7 @@ from awa_proto.store.memory import MemoryStore
 from awa_proto.task import Task
 from awa_proto.testing.accounts import Accounts, Broken
 from awa_proto.testing.faults import Fault, Faults
-from awa_proto.worker.events import CancelJob, Drained, Emit, Happened, Output, RunOp, StartJob, Stopped
+from awa_proto.worker.events import Beat, CancelJob, Drained, Emit, Happened, Output, Ping, RunOp, StartJob, Stopped
 
 T = TypeVar("T")
 
@@ -93,6 +93,7 @@ class Simulation:
         self.accounts = Accounts()
         self.jobs: dict[int, Job] = {}
         self.trace: list[tuple[Any, ...]] = []
+        self.beats: list[tuple[float, int, RunOp | Ping | Emit]] = []
         self.told: Counter[str] = Counter()
         self._loop = loop
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
@@ -195,6 +196,8 @@ class Simulation:
                 line = ("emit", key, str(fields))
             case Happened(event=event):
                 line = ("happened", event.job.id, type(event).__name__)
+            case Beat():
+                line = ("beat",)
             case Drained():
                 line = ("drained",)
             case Stopped():

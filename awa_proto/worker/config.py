@@ -11,12 +11,15 @@ from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.options import flag, name, positive_seconds, whole
 from awa_proto.outcome import MAX_DELAY, Seconds, seconds
 from awa_proto.retention import Retention
+from awa_proto.store import WorkerInfo
 
 MAX_WORKERS: Final = 100_000
 """Most handlers of one queue at the same time in one worker."""
 MAX_RATE: Final = 1e9
 MIN_RATE: Final = 1 / MAX_DELAY
 """Jobs a second: from one in a hundred years."""
+MIN_INTERVAL, MAX_INTERVAL = 0.05, 3600.0
+"""Seconds between two beats, or two looks."""
 MIN_AGING: Final = 0.001
 """Least seconds for a priority, so that dividing the wait of years by them stays a number."""
 
@@ -67,6 +70,43 @@ class QueueConfig:
                 return rate, max(1, math.ceil(rate))
 
 
+@dataclass(frozen=True, slots=True, init=False)
+class Liveness:
+    """How a worker shows that it lives, and when it takes over what one that does not was running.
+
+    Workers on one schema should agree on them. All in seconds, or timedeltas; kept as seconds.
+
+    heartbeat_interval: between two signs of life, which come from a thread and a connection of their own; 0.05 to 3600.
+    stale_after: silence after which the jobs of a worker are run by others; at least twice the interval.
+    stall_limit: how long the worker's event loop may be blocked before the beats stop; at least the interval.
+    rescue_interval: between two looks for jobs of workers that are silent; 0.05 to 3600.
+    deadline_interval: between two looks for attempts beyond their deadline, which their own worker did not end.
+
+    Raises ValidationError naming the setting and its limit.
+    """
+
+    heartbeat_interval: float
+    stale_after: float
+    stall_limit: float
+    rescue_interval: float
+    deadline_interval: float
+
+    def __init__(
+        self,
+        heartbeat_interval: Seconds = 10.0,
+        stale_after: Seconds = 30.0,
+        stall_limit: Seconds = 300.0,
+        rescue_interval: Seconds = 10.0,
+        deadline_interval: Seconds = 2.0,
+    ) -> None:
+        keep = object.__setattr__
+        keep(self, "heartbeat_interval", _interval("heartbeat_interval", heartbeat_interval))
+        keep(self, "stale_after", _at_least("stale_after", stale_after, 2 * self.heartbeat_interval))
+        keep(self, "stall_limit", _at_least("stall_limit", stall_limit, self.heartbeat_interval))
+        keep(self, "rescue_interval", _interval("rescue_interval", rescue_interval))
+        keep(self, "deadline_interval", _interval("deadline_interval", deadline_interval))
+
+
 UnknownKinds: TypeAlias = Literal["fail", "put_back"]
 
 
@@ -82,6 +122,7 @@ class WorkerConfig:
     without counting the attempt ("put_back"), for example because a newer worker knows it.
     dead_letters: whether a job that fails goes to the dead letters, where its queue does not say.
     retention: how long what has ended is kept, should this worker lead.
+    liveness: heartbeats, and the rescue of what others ran.
     """
 
     queues: Mapping[str, QueueConfig]
@@ -91,6 +132,7 @@ class WorkerConfig:
     unknown_kinds: UnknownKinds = "fail"
     dead_letters: bool = False
     retention: Retention = field(default_factory=Retention)
+    liveness: Liveness = field(default_factory=Liveness)
     hostname: str = ""
     pid: int = 0
     version: str = ""
@@ -107,11 +149,32 @@ class WorkerConfig:
                 "unknown_kinds", f'"fail" or "put_back" is needed, not {str(self.unknown_kinds)[:40]!r}'
             )
         flag("dead_letters", self.dead_letters)
+        if not isinstance(self.liveness, Liveness):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValidationError("liveness", f"a Liveness is needed, not {type(self.liveness).__name__}")
+
+    @property
+    def info(self) -> WorkerInfo:
+        """How the worker introduces itself."""
+        return WorkerInfo(tuple(self.queues), self.hostname, self.pid, self.version)
 
     def keeps_dead_letters(self, queue: str) -> bool:
         """Whether a job of this queue that fails here goes to the dead letters: what its queue says, else the client."""
-        said = self.queues[queue].dead_letters
-        return self.dead_letters if said is None else said
+        served = self.queues.get(queue)
+        return self.dead_letters if served is None or served.dead_letters is None else served.dead_letters
+
+
+def _interval(field: str, value: object) -> float:
+    found = seconds(field, value)
+    if not MIN_INTERVAL <= found <= MAX_INTERVAL:
+        raise ValidationError(field, f"{found:g} seconds are outside {MIN_INTERVAL} … {MAX_INTERVAL:g}")
+    return found
+
+
+def _at_least(field: str, value: object, least: float) -> float:
+    found = seconds(field, value)
+    if found < least:
+        raise ValidationError(field, f"{found:g} seconds are below {least:g}, which follows from heartbeat_interval")
+    return found
 
 
 def _aging(value: Seconds) -> float:

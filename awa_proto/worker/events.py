@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from awa_proto.errors import DatabaseError, SchemaNotMigrated
 from awa_proto.events import AnyEvent
@@ -18,6 +18,9 @@ from awa_proto.outcome import Raised, Returned
 from awa_proto.plan import Op
 from awa_proto.recording import Recording
 from awa_proto.task import Task
+
+if TYPE_CHECKING:
+    from awa_proto.worker.heartbeat import Heartbeat
 
 
 class Lane(StrEnum):
@@ -28,6 +31,8 @@ class Lane(StrEnum):
     MAINTENANCE = "maintenance"
     UPKEEP = "upkeep"
     """What a leader does for all; opened when this worker leads."""
+    HEARTBEAT = "heartbeat"
+    """In the thread of the heartbeat, never in the worker's loop."""
     LISTEN = "listen"
     """This one LISTENs on the schema's channel from when it is opened; opened by the first Op that runs on it."""
 
@@ -107,7 +112,14 @@ class DrainAsked:
     token: Any
 
 
-Event: TypeAlias = "OpDone | OpFailed | JobEnded | Woken | ListenLost | StopAsked | DrainAsked"
+@dataclass(frozen=True, slots=True)
+class Pinged:
+    """The heartbeat asks whether this machine is alive: to handle it is the answer. number: that of the `Ping`."""
+
+    number: int
+
+
+Event: TypeAlias = "OpDone | OpFailed | JobEnded | Woken | ListenLost | StopAsked | DrainAsked | Pinged"
 
 
 # outputs
@@ -182,6 +194,20 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True)
+class Beat:
+    """Run this machine in a thread of its own, until the worker has stopped; see there. Once in a worker's life."""
+
+    heartbeat: Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """An output of a Heartbeat: put `Pinged` with this number into the worker's inbox, from another thread."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """The machine has come to rest and takes no more input.
 
@@ -205,4 +231,4 @@ class Drained:
     token: Any
 
 
-Output: TypeAlias = "RunOp | StartJob | CancelJob | Happened | Emit | Drained | Stopped"
+Output: TypeAlias = "RunOp | StartJob | CancelJob | Happened | Emit | Beat | Drained | Stopped"

@@ -23,12 +23,13 @@ from enum import StrEnum
 from typing import Final
 
 from awa_proto.errors import DatabaseError
-from awa_proto.store import Registration, WorkerInfo
+from awa_proto.store import Registration
 from awa_proto.worker.backoff import Backoff
 from awa_proto.worker.context import Context
 from awa_proto.worker.dispatch import Dispatcher
 from awa_proto.worker.events import CancelJob, Lane, Output, Reason, Stopped
 from awa_proto.worker.finalize import Finalizer
+from awa_proto.worker.heartbeat import Living
 from awa_proto.worker.report import INFO, WARNING
 from awa_proto.worker.running import Running
 from awa_proto.worker.timers import Timer
@@ -55,8 +56,8 @@ class Lifecycle:
     """Registers, and stops in stages. instance: the number registration gave, None before."""
 
     __slots__ = (
-        "_backoff", "_context", "_dispatcher", "_finalizer", "_has_left", "_on_close", "_on_open", "_on_stopped", "_out",
-        "_running", "_was_cut_short", "instance", "phase",
+        "_backoff", "_context", "_dispatcher", "_finalizer", "_has_left", "_living", "_on_close", "_on_open", "_on_stopped",
+        "_out", "_running", "_was_cut_short", "instance", "phase",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +67,7 @@ class Lifecycle:
         dispatcher: Dispatcher,
         finalizer: Finalizer,
         running: Running,
+        living: Living,
         *,
         on_open: Callable[[Registration, float], None],
         on_close: Callable[[float], None],
@@ -76,6 +78,7 @@ class Lifecycle:
         self._dispatcher = dispatcher
         self._finalizer = finalizer
         self._running = running
+        self._living = living
         self._on_open = on_open
         self._on_close = on_close
         self._on_stopped = on_stopped
@@ -100,8 +103,7 @@ class Lifecycle:
 
     def register(self) -> None:
         """The timer: try (again)."""
-        config = self._context.config
-        worker = WorkerInfo(tuple(config.queues), config.hostname, config.pid, config.version)
+        worker = self._context.config.info
         self._context.lanes.run(
             Lane.MAINTENANCE, self._context.store.register(worker), self._registered, self._not_registered
         )
@@ -204,6 +206,7 @@ class Lifecycle:
 
     def _leave(self, now: float) -> None:
         self.phase = Phase.LEAVING
+        self._living.has_left = True
         self._context.timers.cancel(Timer.FLUSH)
         self._context.timers.set(Timer.STOP, now + FOR_LEAVING)
         assert self.instance is not None

@@ -31,12 +31,12 @@ class Running:
 
     __slots__ = ("_ended", "_finalizer", "_is_releasing", "_started", "_with_deadline", "deadlines", "recordings")
 
-    def __init__(self, finalizer: Finalizer) -> None:
+    def __init__(self, finalizer: Finalizer, recordings: dict[Fence, Recording]) -> None:
         self._finalizer = finalizer
         self._started: dict[Fence, tuple[Attempt, ServedQueue, float]] = {}
         self._ended: set[Fence] = set()
         self._is_releasing = False
-        self.recordings: dict[Fence, Recording] = {}
+        self.recordings = recordings
         self.deadlines = Deadlines()
         self._with_deadline = self.deadlines.attempts
 

@@ -29,11 +29,9 @@ class Timer(IntEnum):
     """The settings of the queues are read again."""
     LISTEN = 8
     """The listening connection is probed, or opened again."""
-    PULSE = 9
-    """A heartbeat: what running handlers say of their progress is written."""
-    LEAD = 10
+    LEAD = 9
     """The lease of the leader is renewed, or asked for."""
-    UPKEEP = 11
+    UPKEEP = 10
     """A duty of the leader is due."""
 
 

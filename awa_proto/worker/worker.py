@@ -21,7 +21,7 @@ finalize    | batches of results, sent until they are in     | FLUSH
 promote     | deferred jobs                                  | PROMOTE
 survey      | segments, pauses, stripes                      | SURVEY
 listen      | notifications: announce, withdraw, probe       | LISTEN
-pulse       | when progress is written                       | PULSE
+heartbeat   | signs of life, and progress: in its own thread | its own
 leader      | whether this worker does the upkeep (upkeep)   | LEAD, UPKEEP
 drain       | whether there is nothing left to do            |
 
@@ -48,6 +48,7 @@ from awa_proto.worker.dispatch import Dispatcher
 from awa_proto.worker.drain import Drain
 from awa_proto.worker.duties import duties
 from awa_proto.worker.events import (
+    Beat,
     DrainAsked,
     Event,
     JobEnded,
@@ -55,17 +56,18 @@ from awa_proto.worker.events import (
     OpDone,
     OpFailed,
     Output,
+    Pinged,
     StopAsked,
     Woken,
 )
 from awa_proto.worker.finalize import Finalizer
 from awa_proto.worker.happened import Hooked
+from awa_proto.worker.heartbeat import Heartbeat, Living
 from awa_proto.worker.lanes import Lanes
 from awa_proto.worker.leader import Leader
 from awa_proto.worker.lifecycle import Lifecycle, Phase
 from awa_proto.worker.listen import Line, Listener
 from awa_proto.worker.promote import Promoter
-from awa_proto.worker.pulse import Pulse
 from awa_proto.worker.report import DEBUG, Report
 from awa_proto.worker.running import Running
 from awa_proto.worker.served import ServedQueue
@@ -89,8 +91,8 @@ class WorkerMachine:
     """A worker without I/O. One owner calls it; everybody else puts events in the owner's inbox."""
 
     __slots__ = (
-        "_context", "_dispatcher", "_drain", "_finalizer", "_lanes", "_leader", "_lifecycle", "_listener", "_out", "_promoter",
-        "_pulse", "_queues", "_report", "_running", "_surveyor", "_tally", "_timers", "_upkeep",
+        "_context", "_dispatcher", "_drain", "_finalizer", "_lanes", "_leader", "_lifecycle", "_listener", "_living", "_out",
+        "_promoter", "_queues", "_report", "_running", "_surveyor", "_tally", "_timers", "_upkeep",
     )  # fmt: skip
 
     def __init__(
@@ -126,17 +128,17 @@ class WorkerMachine:
             name: ServedQueue(name, queue, config.poll_interval, random) for name, queue in config.queues.items()
         }
         self._finalizer = Finalizer(self._context)
-        self._running = Running(self._finalizer)
+        self._living = Living()
+        self._running = Running(self._finalizer, self._living.recordings)
         self._dispatcher = Dispatcher(self._context, self._out, tasks, self._queues, self._finalizer, self._running)
         self._surveyor = Surveyor(self._context, self._dispatcher)
         self._promoter = Promoter(self._context, self._queues, self._finalizer)
         self._listener = Listener(self._context, self._queues)
-        self._pulse = Pulse(self._context, self._running)
         self._upkeep = Upkeep(self._context, duties(self._context))
         self._leader = Leader(self._context, self._upkeep)
         self._drain = Drain(self._out, self._queues, self._dispatcher, self._finalizer, self._running, self._promoter)
         self._lifecycle = Lifecycle(
-            self._context, self._out, self._dispatcher, self._finalizer, self._running,
+            self._context, self._out, self._dispatcher, self._finalizer, self._running, self._living,
             on_open=self._open, on_close=self._close, on_stopped=self._drain.answer,
         )  # fmt: skip
 
@@ -253,6 +255,8 @@ class WorkerMachine:
                 self._lifecycle.stop(grace, now)
             case DrainAsked(token=token):
                 self._drain.ask(token, now)
+            case Pinged(number=number):
+                self._living.answered = number
             case JobEnded():
                 self._running.ended(event, now)
             case _:
@@ -286,8 +290,6 @@ class WorkerMachine:
                 self._surveyor.ask(now)
             case Timer.LISTEN:
                 self._listener.tick()
-            case Timer.PULSE:
-                self._pulse.beat(now)
             case Timer.LEAD:
                 self._leader.ask(now)
             case Timer.UPKEEP:
@@ -311,7 +313,14 @@ class WorkerMachine:
         self._surveyor.open(registration.queues, now)
         self._promoter.open(now)
         self._listener.open()
-        self._pulse.open(now)
+        context, instance = self._context, registration.instance
+        self._out.append(
+            Beat(
+                Heartbeat(
+                    context.store, context.config.liveness, context.random, instance, context.config.info, self._living
+                )
+            )
+        )
         self._leader.open(registration.instance, now)
 
     def _close(self, now: float) -> None:

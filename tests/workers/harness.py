@@ -34,7 +34,7 @@ from awa_proto.plan import Op
 from awa_proto.store import NewJob
 from awa_proto.store.memory import MemoryStore
 from awa_proto.task import Task
-from awa_proto.worker.config import QueueConfig, WorkerConfig
+from awa_proto.worker.config import Liveness, QueueConfig, WorkerConfig
 from awa_proto.worker.events import Reason, StartJob, Stopped
 from awa_proto.worker.worker import WorkerMachine
 
@@ -204,6 +204,7 @@ class Harness:
         self._hook_runner: Any = None
         self.new_job: Callable[[StartJob], Any] = Job
         self.machine: Any = None  # instead of a WorkerMachine
+        self.liveness = Liveness()
 
     def handler(self, kind: str, script: Script) -> None:
         """Register a handler."""
@@ -247,7 +248,7 @@ class Harness:
 
     def make(self, slots: int = 10, grace: float = 60.0) -> Any:
         """A worker that was not entered yet."""
-        config = WorkerConfig({"default": QueueConfig(max_workers=slots)}, grace=grace)
+        config = WorkerConfig({"default": QueueConfig(max_workers=slots)}, grace=grace, liveness=self.liveness)
         machine = self.machine or WorkerMachine(
             store=self.store, tasks=self.tasks, config=config, random=random.Random(1).random, hooked=self.hooks
         )
@@ -258,6 +259,7 @@ class Harness:
             new_job=self.new_job,
             capacity=slots,
             happened=self.hook_runner.tell,
+            heart=lambda: _BlockingLane(self.database, "heartbeat"),
         )
 
     @asynccontextmanager
