@@ -56,6 +56,7 @@ from awa_proto.testing.handler_job import comparable
 from awa_proto.version import VERSION
 from awa_proto.worker.config import QueueConfig
 from awa_proto.worker.events import (
+    Beat,
     CancelJob,
     Drained,
     Emit,
@@ -248,7 +249,7 @@ class _Work:
                         _say(output)
                     case Stopped():
                         return (yield from self._result())
-                    case CancelJob() | Drained():
+                    case CancelJob() | Beat() | Drained():
                         pass
             if events:
                 machine.handle(events, self._time())

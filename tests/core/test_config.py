@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from awa_proto.errors import ConfigurationError, ValidationError
-from awa_proto.worker.config import MAX_WORKERS, QueueConfig, WorkerConfig
+from awa_proto.worker.config import MAX_WORKERS, Liveness, QueueConfig, WorkerConfig
 
 HUGE = pytest.param(10**5000, id="a number without text")
 
@@ -96,3 +97,27 @@ def test_a_worker_may_have_no_grace_but_not_poll_without_a_pause() -> None:
         WorkerConfig({"q": QueueConfig()}, poll_interval=0)
     with pytest.raises(ConfigurationError, match="at least one queue"):
         WorkerConfig({})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "limit"),
+    [
+        ("heartbeat_interval", 0.01, "0.01 seconds are outside 0.05 … 3600"),
+        ("heartbeat_interval", timedelta(hours=2), "7200 seconds are outside"),
+        ("heartbeat_interval", "10", "a number of seconds or a timedelta is needed, not str"),
+        ("stale_after", 19, "19 seconds are below 20, which follows from heartbeat_interval"),
+        ("stall_limit", 9.9, "9.9 seconds are below 10"),
+        ("rescue_interval", 0, "0 seconds are outside"),
+        ("deadline_interval", float("nan"), "nan is outside"),
+    ],
+)
+def test_a_setting_of_liveness_out_of_its_limits_is_named(field: str, value: Any, limit: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(limit)) as caught:
+        Liveness(**{field: value})
+    assert caught.value.field == field
+
+
+def test_liveness_of_another_type_is_refused() -> None:
+    wrong: Any = {"stale_after": 30}
+    with pytest.raises(ValidationError, match="a Liveness is needed, not dict"):
+        WorkerConfig({"q": QueueConfig()}, liveness=wrong)
