@@ -1,6 +1,6 @@
 """The page on follow-ups, registered and staged, from top to bottom: a test for each of its promises, on every driver."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -244,6 +244,22 @@ def test_the_states_of_a_key_decide_how_long_it_deduplicates(run: Run) -> None:
     run(scenario)
 
 
+def test_a_key_may_leave_the_args_out_and_take_the_queue_in(run: Run) -> None:
+    async def scenario(app: App) -> None:
+        app.task(Signup)(ends)
+        mail(app)
+
+        @app.on_completed_enqueue(Signup)
+        def welcome(args: Signup, job: awa.JobRow) -> awa.EnqueueRequest:
+            opts = awa.UniqueOpts(by_args=False, by_queue=True)
+            return awa.EnqueueRequest(Welcome(args.user)).queue(args.how).unique(opts)
+
+        await app.run(*(Signup(user, how) for how in ("letters", "calls") for user in (1, 2, 3)))
+        assert sorted(job.queue for job in await enqueued(app)) == ["calls", "letters"]
+
+    run(scenario)
+
+
 # what a function must not do
 
 
@@ -398,6 +414,21 @@ def test_only_completed_inserts_them(run: Run) -> None:
         while not (await app.client.get_job(row.id)).state.is_terminal:
             await app.work()
         assert [job.args["user"] for job in await enqueued(app)] == [2], "a retried attempt starts empty"
+
+    run(scenario)
+
+
+def test_an_attempt_that_is_not_the_jobs_any_more_inserts_none(run: Run) -> None:
+    async def scenario(app: App) -> None:
+        def signup(job: Any) -> Iterator[Any]:
+            job.enqueue_on_completion(Welcome(1))
+            yield job.client.cancel(job.id)
+
+        app.task(Signup)(signup)
+        app.on_completed_enqueue(Signup)(lambda args, job: Welcome(2))
+        [row] = await app.run(Signup())
+        assert row.state is awa.JobState.CANCELLED
+        assert await enqueued(app) == []
 
     run(scenario)
 

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -317,6 +317,23 @@ def test_the_declared_type_is_published_with_its_json_schema(run: Run) -> None:
     run(scenario)
 
 
+def test_decoding_happens_when_it_is_read_so_what_does_not_fit_stays_readable_as_json(run: Run, engine: str) -> None:
+    if engine != "queue":
+        pytest.skip("outputs are stored on queue storage only")
+
+    async def scenario(app: App) -> None:
+        @app.task(Resize)
+        def resize(job: Any) -> None:
+            job.set_output({"before": "the kind declared a type"})
+
+        [row] = await app.run(Resize())
+        with pytest.raises(awa.SerializationError, match="output"):
+            row.output_as(Thumbnail)
+        assert row.output == {"before": "the kind declared a type"}
+
+    run(scenario)
+
+
 # Where an attempt's output goes
 
 
@@ -344,6 +361,20 @@ def test_an_error_a_cancel_and_a_retry_keep_it_in_their_error_entry(run: Run) ->
         last = await app.run({"kind": "end", "how": "retry"}, max_attempts=1)
         assert last[0].state is awa.JobState.FAILED
         assert last[0].errors[-1]["output"] == {"how": "retry"}
+
+    run(scenario)
+
+
+def test_a_failed_follow_up_stage_keeps_it_in_its_error_entry(run: Run) -> None:
+    async def scenario(app: App) -> None:
+        @app.task(Resize)
+        def resize(job: Any) -> None:
+            job.set_output("what was done")
+            job.enqueue_on_completion({}, kind="follow", priority=9)
+
+        [row] = await app.run(Resize())
+        assert (row.state, row.output) == (awa.JobState.FAILED, None)
+        assert [entry["output"] for entry in row.errors] == ["what was done"]
 
     run(scenario)
 
@@ -386,7 +417,71 @@ def test_only_the_latest_entry_to_record_one_keeps_an_output(run: Run) -> None:
     run(scenario)
 
 
+def test_an_admin_cancel_keeps_none_for_that_process_never_saw_it(run: Run) -> None:
+    async def scenario(app: App) -> None:
+        def resize(job: Any) -> Iterator[Any]:
+            job.set_output("never seen")
+            yield job.client.cancel(job.id)
+
+        app.task(Resize)(resize)
+        [row] = await app.run(Resize())
+        assert (row.state, row.output) == (awa.JobState.CANCELLED, None)
+        assert [entry for entry in row.errors if "output" in entry] == []
+
+    run(scenario)
+
+
 # Reading outputs
+
+
+def test_the_job_of_a_completed_event_carries_it_and_the_row_of_a_registered_follow_up_does_not(
+    run: Run, engine: str
+) -> None:
+    async def scenario(app: App) -> None:
+        heard: list[Any] = []
+        rows: list[Any] = []
+
+        @app.task(Resize)
+        def resize(job: Any) -> None:
+            job.set_output({"n": 1})
+
+        @app.on_event(Resize)
+        def hear(event: Any) -> None:
+            if isinstance(event, awa.events.Completed):
+                heard.append(event.job.output)
+
+        @app.on_completed_enqueue(Resize)
+        def follow(args: Resize, job: awa.JobRow) -> None:
+            rows.append(job.output)
+
+        await app.client.insert(Resize())
+        await app.test.work_one(Resize)
+        assert rows == [None]
+        assert heard == [{"n": 1}] or engine == "canonical"
+
+    run(scenario)
+
+
+def test_in_sql_it_is_the_column_output_of_terminal_jobs_byte_for_byte(run: Run, database: str, engine: str) -> None:
+    """And of no other view; cast to jsonb it can be compared."""
+
+    async def scenario(app: App) -> None:
+        @app.task(kind="k")
+        def record(job: Any) -> None:
+            job.set_output(job.args["value"])
+
+        values: list[Any] = [{"z": 1.0, "a": [1e100, "ü\n"], "b": 0.1}, 1.0, "", False, None]
+        texts = ['{"z":1.0,"a":[1e+100,"ü\\n"],"b":0.1}', "1.0", '""', "false", None]
+        rows = await app.run(*({"kind": "k", "value": value} for value in values))
+        with psycopg.connect(database) as connection:
+            stored = connection.execute("SELECT id, output::text FROM awa.terminal_jobs ORDER BY id").fetchall()
+            assert stored == [(row.id, stores(engine, text)) for row, text in zip(rows, texts, strict=True)]
+            found = connection.execute("SELECT id FROM awa.terminal_jobs WHERE output::jsonb @> '{\"z\":1}'").fetchall()
+            assert found == ([(rows[0].id,)] if engine == "queue" else [])
+            column = "SELECT FROM pg_attribute WHERE attrelid = 'awa.jobs'::regclass AND attname = 'output'"
+            assert connection.execute(column).fetchall() == []
+
+    run(scenario)
 
 
 def test_lists_do_not_load_outputs(run: Run) -> None:
@@ -456,6 +551,27 @@ def test_a_batch_row_starts_afresh_at_64_kib_of_outputs(run: Run, database: str,
     run(scenario)
 
 
+def test_a_failed_output_lives_in_the_dead_letters_and_on_a_job_that_later_completes(run: Run, engine: str) -> None:
+    async def scenario(app: App) -> None:
+        @app.task(Resize)
+        def resize(job: Any) -> Any:
+            job.set_output({"attempt": job.attempt})
+            if job.args.width == 0:
+                raise awa.TerminalError("no")
+            return awa.RetryAfter(0) if job.attempt == 1 else None
+
+        dead = await app.client.insert(Resize(0))
+        later = await app.client.insert(Resize(1))
+        while not (row := await app.client.get_job(later.id)).state.is_terminal:
+            await app.work()
+        assert row.output_json == stores(engine, '{"attempt":2}')
+        assert [entry["output"] for entry in row.errors] == [{"attempt": 1}]
+        letter = await app.client.get_dlq_job(dead.id)
+        assert [entry["output"] for entry in letter.errors] == [{"attempt": 1}]
+
+    run(scenario, dead_letters=True)
+
+
 # External completion, metrics
 
 
@@ -483,6 +599,37 @@ def test_recorded_and_dropped_outputs_are_counted(run: Run, engine: str) -> None
         assert tally.total("awa.job.output_recorded", {"awa.job.outcome": "completed"}) == (engine == "queue")
 
     run(scenario)
+
+
+def test_sizes_are_counted_by_kind_queue_and_outcome_and_warnings_come_once_a_minute(
+    run: Run, engine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if engine != "queue":
+        pytest.skip("outputs are stored on queue storage only")
+
+    async def scenario(app: App) -> None:
+        @app.task(Resize, queue="images")
+        def resize(job: Any) -> None:
+            for _ in range(3):
+                with pytest.raises(awa.OutputError.Invalid):
+                    job.set_output({1})
+            job.set_output("ü" * job.args.width)
+            if job.args.width == 3:
+                raise awa.TerminalError("no")
+
+        await app.client.insert_many([Resize(1), Resize(2), Resize(3)])
+        async with app.client.worker({"images": 1}) as worker:
+            await worker.drained()
+        labels = {"awa.job.kind": "resize", "awa.job.queue": "images"}
+        for outcome, times, size in (("completed", 2, 4 + 6), ("failed", 1, 8)):
+            key = tuple(sorted((labels | {"awa.job.outcome": outcome}).items()))
+            assert worker.tally.counts["awa.job.output_recorded", key] == times
+            assert worker.tally.counts["awa.job.output_size", key] == times
+            assert worker.tally.sums["awa.job.output_size", key] == size
+
+    with caplog.at_level(logging.WARNING, "awa"):
+        run(scenario)
+    assert caplog.text.count("reason='invalid'") == 1
 
 
 def test_an_output_is_json_a_reader_of_another_language_can_read() -> None:
