@@ -16,7 +16,7 @@ from awa_proto.extra import after_attempt
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
 from awa_proto.outcome import DeadLetter, Transition, rfc3339
 from awa_proto.plan import Op
-from awa_proto.store.upkeep import Leadership, Probe, Rotation
+from awa_proto.store.upkeep import Leadership, Probe, Pruned, Rotation
 
 
 class Unique(NamedTuple):
@@ -507,5 +507,12 @@ class Store(Protocol):
         """Look into every segment, so that workers look into those that have something to claim, and into no others.
 
         To be run every few seconds: so long may it take until a row is found that a transaction has committed late.
+        """
+        ...
+
+    def prune(self, retention: float) -> Op[Pruned]:
+        """Empty the oldest segment whose last attempt ended longer ago than so many seconds, and whose attempts all have.
+
+        To be run again while it says that there may be more. `sweep` before keeps it cheap.
         """
         ...

@@ -46,7 +46,7 @@ from awa_proto.store import (
     Verdicts,
     WorkerInfo,
 )
-from awa_proto.store.upkeep import Leadership, Probe, Rotation
+from awa_proto.store.upkeep import Leadership, Probe, Pruned, Rotation
 from awa_proto.unique import keeps_out, must_win_again, refuse_repeated
 
 T = TypeVar("T")
@@ -894,6 +894,9 @@ class MemoryStore:
 
     def probe(self) -> Op[Probe]:
         return _op("probe", Probe, safe_to_retry=True)
+
+    def prune(self, retention: float) -> Op[Pruned]:  # noqa: ARG002
+        return _op("prune", Pruned, safe_to_retry=True)
 
     # for tests and the simulator
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 
@@ -29,15 +30,22 @@ class Probe:
     revived: tuple[int, ...] = ()
 
 
-class Kept(NamedTuple):
-    """Why a sealed segment that is past its time is kept, and not emptied.
+class KeptFor(StrEnum):
+    """Why a sealed segment that is past its time is kept."""
 
-    running: attempts in it have not ended. backlog: more jobs wait in it than are carried on at once.
-    busy: somebody's open transaction has its tables.
-    """
+    RUNNING = "running"
+    """Attempts in it have not ended."""
+    BACKLOG = "backlog"
+    """More jobs wait in it than are carried on at once."""
+    BUSY = "busy"
+    """Somebody's open transaction has its tables: a long reader, pg_dump. It is tried again."""
+
+
+class Kept(NamedTuple):
+    """A sealed segment that is past its time, and could not be emptied."""
 
     segment: int
-    reason: str
+    reason: KeptFor
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from awa_proto.store.upkeep import Probe, Rotation
+from awa_proto.store.upkeep import KeptFor, Probe, Pruned, Rotation
 from awa_proto.worker.context import Context
 from awa_proto.worker.report import INFO
 from awa_proto.worker.upkeep import Duty
@@ -15,8 +15,10 @@ BATCH: Final = 1000
 SWEEP_EVERY: Final = 10.0
 SWEPT: Final = 5000
 ROTATE_EVERY: Final = 10.0
+PRUNE_EVERY: Final = 10.0
 PROBE_EVERY: Final = 5.0
 CLEAN_EVERY: Final = 60.0
+HELD_EVERY: Final = 600.0
 
 
 def duties(context: Context) -> list[Duty]:
@@ -35,10 +37,22 @@ def duties(context: Context) -> list[Duty]:
         if probe.revived:
             context.report.tell(INFO, "segments revived", "jobs came late into segments", segments=list(probe.revived))
 
+    def pruned(answer: Pruned, now: float) -> float | None:
+        held = [kept.segment for kept in answer.kept if kept.reason is not KeptFor.BUSY]
+        if held:
+            context.report.warn(
+                now, "segments held", "running attempts or a long backlog hold segments that are past their time",
+                quiet=HELD_EVERY, segments=held,
+            )  # fmt: skip
+        elif not answer.more:
+            context.report.recovered("segments held", "segments past their time could be emptied")
+        return 0.0 if answer.more else None
+
     return [
         Duty("sweep", SWEEP_EVERY, lambda: store.sweep(SWEPT), _whole(SWEPT)),
         Duty("probe", PROBE_EVERY, store.probe, probed),
         Duty("rotate", ROTATE_EVERY, lambda: store.rotate(retention.completed), rotated),
+        Duty("prune", PRUNE_EVERY, lambda: store.prune(retention.completed), pruned),
         Duty("dead letters", CLEAN_EVERY, lambda: store.prune_dlq(retention.dead_letters, BATCH), _whole(BATCH)),
     ]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from awa_proto.errors import DatabaseError
 from awa_proto.store import Promoted, Ring
-from awa_proto.store.upkeep import Leadership, Probe, Rotation
+from awa_proto.store.upkeep import Leadership, Probe, Pruned, Rotation
 from awa_proto.testing.process import Process
 from awa_proto.testing.simulator import Simulation
 from awa_proto.worker.config import QueueConfig, WorkerConfig
@@ -174,9 +174,9 @@ def test_what_a_duty_answers_after_the_leadership_is_over_changes_nothing() -> N
 
 def test_a_duty_that_did_all_it_may_goes_on_at_once() -> None:
     bench = Watched().leading()
-    for _ in range(8):  # one at a time on their connection: let each have its turn
+    for _ in range(12):  # one at a time on their connection: let each have its turn
         bench.quiet(0.25)
-        for name, answer in (("sweep", 0), ("probe", Probe()), ("rotate", Rotation())):
+        for name, answer in (("sweep", 0), ("probe", Probe()), ("rotate", Rotation()), ("prune", Pruned())):
             if name in bench.ops:
                 bench.done(name, answer)
     assert "prune_dlq" in bench.ops

@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 SEEDS = range(int(os.environ.get("AWA_STRESS_SEEDS", "1")))
 """AWA_STRESS_SEEDS=20 runs each stress test with twenty seeds, for an hour's hunt."""
+SECONDS = float(os.environ.get("AWA_STRESS_SECONDS", "4"))
+"""How long those go on that have no end of their own."""
 LEVELS = ("read_committed", "repeatable_read", "serializable")
 AGAIN = frozenset({Failure.TRANSIENT, Failure.BUSY})
 """Rolled back by the server, as it may do to anybody; asked again."""
@@ -37,6 +39,9 @@ class Actor:
 
     async def run(self, op: Op[T]) -> T:
         """The result of an Op, run once."""
+        if op.atomic and not self.connection.is_in_transaction():
+            async with self.connection.transaction(isolation="read_committed"):
+                return await drive_awaited(op.start(), self._perform)
         return await drive_awaited(op.start(), self._perform)
 
     async def surely(self, op: Op[T]) -> T:

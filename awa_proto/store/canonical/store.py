@@ -45,7 +45,7 @@ from awa_proto.store.queue import (
 )
 from awa_proto.store.queue.names import Names
 from awa_proto.store.queue.rescue import beat
-from awa_proto.store.upkeep import Leadership, Probe, Rotation
+from awa_proto.store.upkeep import Leadership, Probe, Pruned, Rotation
 
 T = TypeVar("T")
 
@@ -228,6 +228,9 @@ class CanonicalStore:
 
     def probe(self) -> Op[Probe]:
         return _nothing("probe", Probe())
+
+    def prune(self, retention: float) -> Op[Pruned]:  # noqa: ARG002
+        return _nothing("prune", Pruned())
 
 
 def _nothing(name: str, result: T) -> Op[T]:

@@ -41,6 +41,7 @@ from awa_proto.store.queue import (
     people,
     probe,
     promote,
+    prune,
     reads,
     rescue,
     rotate,
@@ -50,7 +51,7 @@ from awa_proto.store.queue import (
     workers,
 )
 from awa_proto.store.queue.names import Names
-from awa_proto.store.upkeep import Leadership, Probe, Rotation
+from awa_proto.store.upkeep import Leadership, Probe, Pruned, Rotation
 
 
 class QueueStore:
@@ -224,3 +225,6 @@ class QueueStore:
 
     def probe(self) -> Op[Probe]:
         return probe.probe(self._names)
+
+    def prune(self, retention: float) -> Op[Pruned]:
+        return prune.prune(self._names, retention)

@@ -19,6 +19,8 @@ _AHEAD = 2**48
 def open_claims(n: Names, s: int, most: str = str(_AHEAD)) -> str:
     """SQL: CTEs up to `looked`, the claims of a segment that may be open, and `open`, those that are (claim_id).
 
+    `looked` says when the last attempt of a claim ended, `marks` the same of all that lies below a mark (closed_at).
+
     most: SQL of how many claims of a lane are looked at beyond its mark, the first ones; by default all.
     To be put after WITH RECURSIVE.
     """
@@ -32,12 +34,12 @@ lane({lane}) AS (
     ORDER BY c.queue, c.priority, c.stripe LIMIT 1) next
 ),
 marks AS MATERIALIZED (
-  SELECT l.*, coalesce(w.turn, 0) AS turn, coalesce(w.open, '{{}}') AS open
+  SELECT l.*, coalesce(w.turn, 0) AS turn, coalesce(w.open, '{{}}') AS open, w.closed_at
   FROM lane l LEFT JOIN LATERAL (
     SELECT * FROM {n.s}.sweeps w
     WHERE w.seg = {s} AND w.queue = l.queue AND w.priority = l.priority AND w.stripe = l.stripe LIMIT 1) w ON true
 ),
-looked AS MATERIALIZED (
+maybe AS MATERIALIZED (
   SELECT m.*, c.turn AS of, c.claim_id, cardinality(c.job_ids) AS jobs
   FROM marks m CROSS JOIN LATERAL (
     SELECT c.turn, c.claim_id, c.job_ids FROM {n.s}.claims_{s} c
@@ -49,12 +51,14 @@ looked AS MATERIALIZED (
   FROM marks m CROSS JOIN LATERAL unnest(m.open) o(id) CROSS JOIN LATERAL (
     SELECT * FROM {n.s}.claims_{s} c WHERE c.claim_id = o.id ORDER BY c.claim_id LIMIT 1) c
 ),
-open AS MATERIALIZED (
-  SELECT l.* FROM looked l CROSS JOIN LATERAL (
-    SELECT coalesce(sum(cardinality(k.idx)), 0) AS jobs
-    FROM {n.s}.closures_{s} k WHERE k.claim_id = l.claim_id AND {FEW_CLOSURES}) k
-  WHERE CASE WHEN k.jobs < l.jobs THEN true ELSE false END
-)"""
+looked AS MATERIALIZED (
+  SELECT m.queue, m.priority, m.stripe, m.turn, m.of, m.claim_id, m.jobs, k.ended,
+         greatest(m.closed_at, k.closed_at) AS closed_at
+  FROM maybe m CROSS JOIN LATERAL (
+    SELECT coalesce(sum(cardinality(k.idx)), 0) AS ended, max(k.closed_at) AS closed_at
+    FROM {n.s}.closures_{s} k WHERE k.claim_id = m.claim_id AND {FEW_CLOSURES}) k
+),
+open AS MATERIALIZED (SELECT * FROM looked WHERE CASE WHEN ended < jobs THEN true ELSE false END)"""
 
 
 @lru_cache(maxsize=64)
@@ -65,14 +69,15 @@ def sweep_sql(n: Names, s: int) -> str:
 WITH RECURSIVE {open_claims(n, s, "$1::int")},
 said AS (
   SELECT l.queue, l.priority, l.stripe, greatest(max(l.turn), max(l.of)) AS turn,
-         count(*) FILTER (WHERE l.of > l.turn) AS looked,
+         count(*) FILTER (WHERE l.of > l.turn) AS looked, max(l.closed_at) AS closed_at,
          coalesce(array_agg(l.claim_id ORDER BY l.claim_id) FILTER (WHERE o.claim_id IS NOT NULL), '{{}}') AS open
   FROM looked l LEFT JOIN open o USING (claim_id) GROUP BY l.queue, l.priority, l.stripe
 ),
 kept AS (
-  INSERT INTO {n.s}.sweeps AS w (seg, {lane}, turn, open)
-  SELECT {s}, {lane}, turn, open FROM said ORDER BY {lane}
-  ON CONFLICT (seg, {lane}) DO UPDATE SET turn = excluded.turn, open = excluded.open
+  INSERT INTO {n.s}.sweeps AS w (seg, {lane}, turn, open, closed_at)
+  SELECT {s}, {lane}, turn, open, closed_at FROM said ORDER BY {lane}
+  ON CONFLICT (seg, {lane}) DO UPDATE
+  SET turn = excluded.turn, open = excluded.open, closed_at = greatest(w.closed_at, excluded.closed_at)
   WHERE w.turn < excluded.turn OR (w.turn = excluded.turn AND w.open <> excluded.open)
 )
 SELECT coalesce(sum(looked), 0)::bigint, coalesce(bool_or(looked >= $1::int), false) FROM said"""

@@ -11,7 +11,7 @@ the proof. It speaks anyio only. It is given a store without jobs, and may leave
     leading                who does the upkeep
     listening, migration, sql
                            the database around it
-    ring, rows             what only queue storage, only canonical storage has
+    ring, prune, rows      what only queue storage, only canonical storage has
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from awa_proto.testing.conformance import (
     listening,
     migration,
     people,
+    prune,
     queues,
     reads,
     rescue,
@@ -63,6 +64,7 @@ _MODULES = (
     queues,
     rescue,
     ring,
+    prune,
     rows,
     leading,
     listening,

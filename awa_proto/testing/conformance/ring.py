@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
 
 from awa_proto.errors import DatabaseError, Failure
@@ -241,15 +242,16 @@ async def a_paused_queue_keeps_its_segment_live(kit: RingKit) -> None:
 async def a_segment_is_live_as_long_as_a_transaction_has_rows_for_it(kit: RingKit) -> None:
     """Open or prepared: the jobs are there for claiming the moment it commits, without waiting for a probe."""
     await kit.enqueue()
+    name = f"awa kit {random.getrandbits(60)}"  # of the whole server
     async with kit.session() as straggler:
         await straggler.sql("BEGIN")
         (row,) = await straggler.run(kit.store.insert(jobs(1), notify=False))
         await kit.rotate()
         await kit.claim()
         assert await kit.run(kit.store.probe()) == Probe(live=1)
-        await straggler.sql("PREPARE TRANSACTION 'straggler'")
+        await straggler.sql(f"PREPARE TRANSACTION '{name}'")
         assert await kit.run(kit.store.probe()) == Probe(live=1)
-        await straggler.sql("COMMIT PREPARED 'straggler'")
+        await straggler.sql(f"COMMIT PREPARED '{name}'")
     assert [(a.id, a.segment) for a in await kit.claim()] == [(row.id, 0)]
     assert await kit.run(kit.store.probe()) == Probe()
 
