@@ -166,7 +166,8 @@ class JobPage(list[JobRow], Generic[C]):
 class Attempt(NamedTuple):
     """One claimed run of a job, as the rows of a claim bring it. `(id, run_lease)` is its fence.
 
-    segment, claim_id, idx: where queue storage keeps it; other engines put zeros there.
+    segment, claim_id, idx: where queue storage keeps it. Of canonical storage they are -1, the run_lease and 0; the model has
+    no segments.
     args: JSON text as enqueued. extra: JSON text of what few jobs have, or None; see `awa_proto.extra`.
     attempt: the number of this attempt, from 1.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -49,6 +50,33 @@ def test_migrate_creates_the_schema_and_then_has_nothing_to_do(database: str) ->
     second = awa("migrate", AWA_DATABASE_URL=database)
     assert (second.returncode, second.stderr) == (0, "awa: the server of $AWA_DATABASE_URL\n")
     assert second.stdout.endswith("nothing to do\n")
+
+
+def test_storage_shows_what_each_engine_holds_and_switches_once(database: str) -> None:
+    assert awa("storage", "status", "--dsn", database).returncode == 1
+    with awa_sync.Client(database, engine="canonical") as client:
+        client.migrate()
+        client.insert_many([{"kind": "k"}] * 3)
+        with awa_sync.Client(database) as other:
+            other.insert({"kind": "k"})
+        status = awa("storage", "status", "--dsn", database)
+        assert status.returncode == 0
+        assert status.stdout.splitlines()[0].startswith(
+            'Clients with engine="canonical" enqueue into canonical storage'
+        )
+        assert ["available", "1", "3"] in [line.split() for line in status.stdout.splitlines()]
+        first, second = (awa("storage", "switch", "--dsn", database) for _ in range(2))
+        assert first.stdout == (
+            "All clients enqueue into queue storage, whatever their engine.\n"
+            "Canonical storage still holds 3 jobs that have not ended; workers of both engines work them.\n"
+        )
+        assert second.stdout.startswith("Nothing to do: all clients enqueue into queue storage")
+        client.insert({"kind": "k"})
+    status = awa("storage", "status", "--dsn", database)
+    assert status.stdout.splitlines()[0] == "All clients enqueue into queue storage, whatever their engine."
+    assert ["available", "2", "3"] in [line.split() for line in status.stdout.splitlines()]
+    found = json.loads(awa("storage", "status", "--json", "--dsn", database).stdout)
+    assert (found["canonical_is_open"], found["canonical"]["available"], found["dead_letters"]) == (False, 3, 0)
 
 
 def test_migrate_sql_prints_what_can_be_applied_by_hand_and_needs_no_database(database: str) -> None:

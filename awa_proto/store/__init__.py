@@ -59,11 +59,13 @@ class NewJob(NamedTuple):
 class Ring:
     """Which segments a claim looks into, oldest first. Opaque to everybody but the engine.
 
-    version: changes whenever the segments do; each claim reports the newest one.
+    version: changes whenever the segments do; each claim reports the newest one. canonical: canonical storage holds jobs of the
+    queues that were asked about, which are claimed as well.
     """
 
     version: int
     segments: tuple[int, ...] = ()
+    canonical: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,10 +391,11 @@ class Store(Protocol):
         """
         ...
 
-    def promote(self, limit: int, since: datetime | None = None) -> Op[Promoted]:
+    def promote(self, limit: int, since: datetime | None = None, *, canonical: Sequence[str] = ()) -> Op[Promoted]:
         """Make due deferred jobs available, at most `limit`.
 
-        since: look only at jobs that are due at that moment or later; None for all.
+        since: look only at jobs that are due at that moment or later; None for all. canonical: queues whose deferred jobs are
+        taken over from canonical storage.
         """
         ...
 

@@ -497,7 +497,7 @@ class MemoryStore:
         """There are no plans."""
         return _op("replan", lambda: None, safe_to_retry=True)
 
-    def promote(self, limit: int, since: datetime | None = None) -> Op[Promoted]:
+    def promote(self, limit: int, since: datetime | None = None, *, canonical: Sequence[str] = ()) -> Op[Promoted]:  # noqa: ARG002  there is but one engine
         """Make due deferred jobs available, at most `limit`."""
 
         def act() -> Promoted:

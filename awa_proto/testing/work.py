@@ -409,7 +409,7 @@ class _OneAttempt:
         (self.ended,) = ended
         return self.beneath.finalize(ended, flush)
 
-    def promote(self, limit: int, since: datetime | None = None) -> Op[Promoted]:  # noqa: ARG002
+    def promote(self, limit: int, since: datetime | None = None, *, canonical: Sequence[str] = ()) -> Op[Promoted]:  # noqa: ARG002
         return _here(Promoted(0))
 
     def replan(self) -> Op[None]:

@@ -12,12 +12,13 @@ from awa_proto.worker.finalize import Finalizer
 from awa_proto.worker.promote import Promoter
 from awa_proto.worker.running import Running
 from awa_proto.worker.served import ServedQueue
+from awa_proto.worker.survey import Surveyor
 
 
 class Drain:
     """Keeps the questions until they can be answered."""
 
-    __slots__ = ("_dispatcher", "_finalizer", "_out", "_promoter", "_queues", "_running", "_tokens")
+    __slots__ = ("_dispatcher", "_finalizer", "_out", "_promoter", "_queues", "_running", "_surveyor", "_tokens")
 
     def __init__(
         self,
@@ -27,6 +28,7 @@ class Drain:
         finalizer: Finalizer,
         running: Running,
         promoter: Promoter,
+        surveyor: Surveyor,
     ) -> None:
         self._out = out
         self._queues = queues
@@ -34,6 +36,7 @@ class Drain:
         self._finalizer = finalizer
         self._running = running
         self._promoter = promoter
+        self._surveyor = surveyor
         self._tokens: list[Any] = []
 
     def ask(self, token: Any, now: float) -> None:
@@ -42,6 +45,7 @@ class Drain:
         for queue in self._queues.values():
             queue.look(now)
         self._promoter.look(now)
+        self._surveyor.ask(now)  # canonical storage may hold something since
 
     def settle(self) -> None:
         """Answer, when nothing is left."""
@@ -52,6 +56,7 @@ class Drain:
             and not self._running
             and not self._dispatcher.is_claiming
             and self._promoter.is_idle
+            and not self._surveyor.is_asking
             and all(queue.empty or queue.paused for queue in self._queues.values())
             and not any(queue.buffer for queue in self._queues.values())
         ):

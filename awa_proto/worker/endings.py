@@ -125,7 +125,7 @@ class Endings:
         keeps = self._context.store.keeps_outputs
         for attempt, transition, _, text, *_ in accepted:
             entry = transition.entry
-            if text is not None and not keeps:
+            if text is not None and (attempt.segment < 0 or not keeps):
                 self._dropped(attempt, "canonical", 1, now)
                 continue
             recorded = text or (compact(entry["output"]) if entry is not None and "output" in entry else None)

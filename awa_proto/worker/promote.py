@@ -7,7 +7,6 @@ that are to be retried say so themselves; what other processes defer comes by no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -15,9 +14,9 @@ from awa_proto.errors import DatabaseError
 from awa_proto.store import Promoted
 from awa_proto.worker.backoff import Backoff
 from awa_proto.worker.context import Context
+from awa_proto.worker.dispatch import Dispatcher
 from awa_proto.worker.events import Lane
 from awa_proto.worker.finalize import Finalizer
-from awa_proto.worker.served import ServedQueue
 from awa_proto.worker.timers import Timer
 
 EVERY: Final = 4.5
@@ -40,19 +39,21 @@ class Promoter:
     """Looks for due jobs. is_idle: it has looked since it was last asked to, and nothing was due."""
 
     __slots__ = (
-        "_asked", "_backoff", "_context", "_finalizer", "_is_open", "_last", "_queues", "_sooner", "_until", "_whole_at",
-        "is_idle",
+        "_asked", "_backoff", "_context", "_dispatcher", "_finalizer", "_is_open", "_last", "_queues", "_sooner", "_takes_over",
+        "_until", "_whole_at", "is_idle",
     )  # fmt: skip
 
-    def __init__(self, context: Context, queues: Mapping[str, ServedQueue], finalizer: Finalizer) -> None:
+    def __init__(self, context: Context, dispatcher: Dispatcher, finalizer: Finalizer) -> None:
         self._context = context
-        self._queues = queues
+        self._dispatcher = dispatcher
+        self._queues = dispatcher.queues
         self._finalizer = finalizer
         self._backoff = Backoff(0.1, 10.0, context.random)
         self._is_open = False
         self._asked = False
         self._last = -math.inf
         self._sooner = math.inf
+        self._takes_over = False
         self._until: datetime | None = None
         self._whole_at = -math.inf
         self.is_idle = False
@@ -68,7 +69,10 @@ class Promoter:
         self._context.timers.cancel(Timer.PROMOTE)
 
     def settle(self, now: float) -> None:
-        """Results that were written may be due sooner than what was known."""
+        """Results that were written may be due sooner than what was known; and canonical storage may have something now."""
+        if self._dispatcher.ring.canonical and not self._takes_over:
+            self._takes_over = True
+            self.look(now)
         due = self._finalizer.retry_due
         if due is not None:
             self._finalizer.retry_due = None
@@ -89,9 +93,10 @@ class Promoter:
             if now - self._whole_at >= WHOLE_EVERY:
                 self._whole_at = now
                 since = None
-            self._context.lanes.run(
-                Lane.MAINTENANCE, self._context.store.promote(MOST, since), self._done, self._failed
-            )
+            self._takes_over = self._dispatcher.ring.canonical
+            canonical = tuple(self._queues) if self._takes_over else ()
+            op = self._context.store.promote(MOST, since, canonical=canonical)
+            self._context.lanes.run(Lane.MAINTENANCE, op, self._done, self._failed)
 
     def _look_at(self, at: float, now: float) -> None:
         if not self._is_open:

@@ -47,6 +47,11 @@ class Surveyor:
         self._is_open = False
         self._context.timers.cancel(Timer.SURVEY)
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether an answer is under way."""
+        return self._asked
+
     def settle(self, now: float) -> None:
         """Ask at once when a claim saw a newer ring."""
         if self._is_open and not self._asked and self._dispatcher.version > self._dispatcher.ring.version:
@@ -83,7 +88,10 @@ class Surveyor:
         if self._is_open:
             ring, settings = answer
             if ring.version >= self._dispatcher.ring.version:
+                is_new = ring.canonical and not self._dispatcher.ring.canonical
                 self._dispatcher.ring = ring
+                for queue in self._dispatcher.queues.values() if is_new else ():
+                    queue.look(now)
             self._learn(settings, now)
 
     def _failed(self, error: DatabaseError, now: float) -> None:

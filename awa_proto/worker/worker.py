@@ -132,11 +132,13 @@ class WorkerMachine:
         self._running = Running(self._finalizer, self._living.recordings)
         self._dispatcher = Dispatcher(self._context, self._out, tasks, self._queues, self._finalizer, self._running)
         self._surveyor = Surveyor(self._context, self._dispatcher)
-        self._promoter = Promoter(self._context, self._queues, self._finalizer)
+        self._promoter = Promoter(self._context, self._dispatcher, self._finalizer)
         self._listener = Listener(self._context, self._queues)
         self._upkeep = Upkeep(self._context, duties(self._context))
         self._leader = Leader(self._context, self._upkeep)
-        self._drain = Drain(self._out, self._queues, self._dispatcher, self._finalizer, self._running, self._promoter)
+        self._drain = Drain(
+            self._out, self._queues, self._dispatcher, self._finalizer, self._running, self._promoter, self._surveyor
+        )
         self._lifecycle = Lifecycle(
             self._context, self._out, self._dispatcher, self._finalizer, self._running, self._living,
             on_open=self._open, on_close=self._close, on_stopped=self._drain.answer,

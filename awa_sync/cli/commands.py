@@ -1,4 +1,6 @@
-"""The commands: what is typed and what is printed. What they do is elsewhere; `job`, `dlq` and `queue` are in `manage.py`."""
+"""The commands: what is typed and what is printed. What they do is elsewhere; `job`, `dlq` and `queue` are in
+`manage.py`, `storage` is in `storage.py`.
+"""
 
 import logging
 import os
@@ -13,9 +15,9 @@ import typer
 from awa_proto.errors import ConfigurationError
 from awa_proto.schema import latest, script
 from awa_proto.worker.events import Stopped
-from awa_sync.cli import manage
+from awa_sync.cli import manage, storage
 from awa_sync.cli.embedded import server
-from awa_sync.cli.session import Dsn, Schema, fail, said_in_one_line, use_database
+from awa_sync.cli.session import Dsn, Schema, connected, fail, said_in_one_line, use_database
 
 app = typer.Typer(
     help="A durable job queue on PostgreSQL.",
@@ -27,6 +29,7 @@ app = typer.Typer(
 app.add_typer(manage.job, name="job")
 app.add_typer(manage.dlq, name="dlq")
 app.add_typer(manage.queue, name="queue")
+app.add_typer(storage.app, name="storage")
 
 
 @app.command()
@@ -41,9 +44,7 @@ def migrate(
     if sql:
         print(script(schema), end="")
         return
-    from awa_sync import Client
-
-    with use_database(dsn) as running, Client(running.dsn, schema=schema) as client:
+    with connected(dsn, schema) as client:
         applied = client.migrate()
     done = f"{applied} migration{'s' * (applied != 1)} applied" if applied else "nothing to do"
     print(f"schema {schema!r} is at version {latest()}: {done}")

@@ -1,4 +1,4 @@
-"""How jobs and queues are shown: as tables for people, as JSON for programs."""
+"""How jobs, queues and engines are shown: as tables for people, as JSON for programs."""
 
 import dataclasses
 import json
@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from awa_proto.job import DlqCursor, JobRow
+from awa_proto.job import DlqCursor, JobRow, JobState
 from awa_proto.store import QueueStat
+from awa_proto.store.canonical.switch import StorageStatus
 
 _TIMES = ("run_at", "created_at", "attempted_at", "deadline_at", "finalized_at", "dlq_at")
 
@@ -36,6 +37,16 @@ def job_as_json(job: JobRow) -> dict[str, Any]:
 def stat_as_json(stat: QueueStat) -> dict[str, Any]:
     """A queue as an object."""
     return dataclasses.asdict(stat)
+
+
+def storage_as_json(status: StorageStatus) -> dict[str, Any]:
+    """What the engines hold, as an object."""
+    return {
+        "canonical_is_open": status.canonical_is_open,
+        "queue": {state.value: jobs for state, jobs in status.queue.items()},
+        "canonical": {state.value: jobs for state, jobs in status.canonical.items()},
+        "dead_letters": status.dead_letters,
+    }
 
 
 def cursor_as_text(cursor: DlqCursor | None) -> str | None:
@@ -77,6 +88,15 @@ def queues(stats: Iterable[QueueStat]) -> None:
         marks = [*(["paused"] if stat.paused else []), *([f"{stat.stripes} stripes"] if stat.stripes > 1 else [])]
         numbers = (str(getattr(stat, name)) for name in counts)
         table.add_row(Text(stat.queue), *numbers, f"{stat.lag:.0f} s", ", ".join(marks))
+    _print(table)
+
+
+def storage(status: StorageStatus) -> None:
+    """Print a table of what each engine holds; dead letters are of neither."""
+    table = _table("state", "queue", "canonical")
+    for state in JobState:
+        table.add_row(state.value, f"{status.queue[state]:,}", f"{status.canonical[state]:,}")
+    table.add_row("dead letters", f"{status.dead_letters:,}", "")
     _print(table)
 
 

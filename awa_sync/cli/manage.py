@@ -4,8 +4,6 @@ What changes many jobs wants a condition, or --all.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -13,8 +11,7 @@ import typer
 
 from awa_proto.errors import JobNotFound, ValidationError
 from awa_proto.job import DlqCursor
-from awa_sync.cli.session import Dsn, Schema, fail, said_in_one_line, use_database
-from awa_sync.client import Client
+from awa_sync.cli.session import Dsn, Json, Schema, connected, fail, said_in_one_line
 
 job = typer.Typer(help="Look at jobs, retry and cancel them.", no_args_is_help=True)
 dlq = typer.Typer(help="Dead letters: failed jobs kept for somebody to look at.", no_args_is_help=True)
@@ -28,15 +25,8 @@ Tag = Annotated[str | None, typer.Option("--tag", show_default=False)]
 Reason = Annotated[str | None, typer.Option("--reason", help="Why it is a dead letter.", show_default=False)]
 OlderThan = Annotated[float | None, typer.Option("--older-than", metavar="SECONDS", show_default=False)]
 Limit = Annotated[int, typer.Option("--limit", help="Most jobs shown.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 All = Annotated[bool, typer.Option("--all", help="Without any condition this has to be said.")]
 Name = Annotated[str, typer.Argument(metavar="QUEUE")]
-
-
-@contextmanager
-def _client(dsn: str | None, schema: str) -> Iterator[Client]:
-    with use_database(dsn) as running, Client(running.dsn, schema=schema) as client:
-        yield client
 
 
 # jobs
@@ -67,7 +57,7 @@ def list_jobs(
     options: dict[str, Any] = {"state": state, "kind": kind, "queue": queue, "tag": tag, "before_id": before}
     if metadata is not None:
         options["metadata"] = _object("metadata", metadata)
-    with _client(dsn, schema) as client:
+    with connected(dsn, schema) as client:
         page = client.list_jobs(limit=limit, **options)
     if as_json:
         display.as_json({"jobs": [display.job_as_json(row) for row in page], "next": page.next})
@@ -81,7 +71,7 @@ def get_job(id: Id, dsn: Dsn = None, schema: Schema = "awa", *, as_json: Json = 
     """All there is to know of a job."""
     from awa_sync.cli import display
 
-    with _client(dsn, schema) as client:
+    with connected(dsn, schema) as client:
         found = client.get_job(id)
     if found is None:
         raise JobNotFound(id)
@@ -95,7 +85,7 @@ def get_job(id: Id, dsn: Dsn = None, schema: Schema = "awa", *, as_json: Json = 
 @said_in_one_line
 def retry(id: Id, dsn: Dsn = None, schema: Schema = "awa") -> None:
     """Make a failed or cancelled job, or a dead letter, available again."""
-    with _client(dsn, schema) as client:
+    with connected(dsn, schema) as client:
         print(f"job {id} is {client.retry(id).state}")
 
 
@@ -103,7 +93,7 @@ def retry(id: Id, dsn: Dsn = None, schema: Schema = "awa") -> None:
 @said_in_one_line
 def cancel(id: Id, dsn: Dsn = None, schema: Schema = "awa") -> None:
     """Cancel a job that has not ended."""
-    with _client(dsn, schema) as client:
+    with connected(dsn, schema) as client:
         cancelled = client.cancel(id)
     if not cancelled:
         fail(f"job {id} had ended before", code=1)
@@ -134,7 +124,7 @@ def list_dlq(
 
     chosen: dict[str, Any] = {"kind": kind, "queue": queue, "tag": tag, "reason": reason}
     at = None if before is None else _place(before)
-    with _client(dsn, schema) as client:
+    with connected(dsn, schema) as client:
         page = client.list_dlq(limit=limit, before=at, **chosen)
     more = display.cursor_as_text(page.next)
     if as_json:
@@ -151,7 +141,7 @@ def depth(
     schema: Schema = "awa",
 ) -> None:
     """How many there are, in a queue or in all."""
-    with _client(dsn, schema) as client:
+    with connected(dsn, schema) as client:
         print(client.dlq_depth(queue))
 
 
@@ -172,7 +162,7 @@ def retry_dlq(
     """Run one again, or all that meet the conditions."""
     chosen: dict[str, Any] = {"kind": kind, "queue": queue, "tag": tag, "reason": reason, "older_than": older_than}
     _one_or_many(id, chosen, every=every)
-    with _client(dsn, schema) as client:
+    with connected(dsn, schema) as client:
         if id is not None:
             print(f"job {id} is {client.retry_from_dlq(id).state}")
         else:
@@ -196,7 +186,7 @@ def purge_dlq(
     """Delete one for good, or all that meet the conditions."""
     chosen: dict[str, Any] = {"kind": kind, "queue": queue, "tag": tag, "reason": reason, "older_than": older_than}
     _one_or_many(id, chosen, every=every)
-    with _client(dsn, schema) as client:
+    with connected(dsn, schema) as client:
         if id is None:
             print(f"{client.purge_dlq(**chosen, allow_all=every)} purged")
         elif client.purge_dlq_job(id):
@@ -214,7 +204,7 @@ def stats(dsn: Dsn = None, schema: Schema = "awa", *, as_json: Json = False) -> 
     """How many jobs of each queue are in each state, and how long the oldest has waited."""
     from awa_sync.cli import display
 
-    with _client(dsn, schema) as client:
+    with connected(dsn, schema) as client:
         found = client.queue_stats()
     if as_json:
         display.as_json([display.stat_as_json(stat) for stat in found])
@@ -231,7 +221,7 @@ def pause(
     by: Annotated[str | None, typer.Option("--by", help="Who does it, for others to see.", show_default=False)] = None,
 ) -> None:
     """No worker takes jobs of it until it is resumed."""
-    with _client(dsn, schema) as client:
+    with connected(dsn, schema) as client:
         client.pause_queue(queue, by=by)
     print(f"queue {queue} is paused")
 
@@ -240,7 +230,7 @@ def pause(
 @said_in_one_line
 def resume(queue: Name, dsn: Dsn = None, schema: Schema = "awa") -> None:
     """Workers take its jobs again."""
-    with _client(dsn, schema) as client:
+    with connected(dsn, schema) as client:
         client.resume_queue(queue)
     print(f"queue {queue} is not paused")
 
@@ -249,7 +239,7 @@ def resume(queue: Name, dsn: Dsn = None, schema: Schema = "awa") -> None:
 @said_in_one_line
 def drain(queue: Name, dsn: Dsn = None, schema: Schema = "awa") -> None:
     """Cancel all of its jobs that wait; running ones go on."""
-    with _client(dsn, schema) as client:
+    with connected(dsn, schema) as client:
         print(f"{client.drain_queue(queue)} cancelled")
 
 

@@ -5,13 +5,15 @@ Which database: --dsn, else $AWA_DATABASE_URL, else the embedded server with its
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, ParamSpec
 
 import typer
 
 from awa_proto.errors import AwaError, ConfigurationError, ValidationError
 from awa_sync.cli.embedded import Server, ServerError, server
+from awa_sync.client import Client
 
 P = ParamSpec("P")
 
@@ -25,6 +27,7 @@ Dsn = Annotated[
     ),
 ]
 Schema = Annotated[str, typer.Option("--schema", help="Where awa lives in it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def said_in_one_line(command: Callable[P, None]) -> Callable[P, None]:
@@ -55,3 +58,10 @@ def use_database(dsn: str | None) -> Server:
     running = server(dsn)
     print(f"awa: {running.source}", file=sys.stderr)
     return running
+
+
+@contextmanager
+def connected(dsn: str | None, schema: str) -> Iterator[Client]:
+    """A client of that database."""
+    with use_database(dsn) as running, Client(running.dsn, schema=schema) as client:
+        yield client

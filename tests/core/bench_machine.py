@@ -67,7 +67,7 @@ class Counter:
     def withdraw(self) -> Op[None]:
         return op("withdraw", lambda: None)
 
-    def promote(self, _l: int, _s: datetime | None = None) -> Op[Promoted]:
+    def promote(self, _l: int, _s: datetime | None = None, *, canonical: object = ()) -> Op[Promoted]:
         return op("promote", lambda: Promoted(0))
 
     def claim(self, _i: int, _r: Ring, demands: Sequence[Demand], *, advance: bool = False) -> Op[Claimed]:

@@ -60,9 +60,9 @@ class Spy(MemoryStore):
         self.announcements: list[tuple[list[str], list[str]]] = []
 
     @override
-    def promote(self, limit: int, since: datetime | None = None) -> Op[Promoted]:
+    def promote(self, limit: int, since: datetime | None = None, *, canonical: Sequence[str] = ()) -> Op[Promoted]:
         self.looks.append(since)
-        return super().promote(limit, since)
+        return super().promote(limit, since, canonical=canonical)
 
     @override
     def announce(self, queues: Sequence[str], held: Sequence[str] = ()) -> Op[None]:
@@ -494,9 +494,23 @@ def test_a_claim_that_was_under_way_at_the_question_does_not_answer_it() -> None
     bench.hear(Woken("q"))
     bench.hear(DrainAsked("?"))
     assert not of(Drained, bench.claimed())
+    bench.done("survey", (Ring(1), {}))
     if "promote" in bench.ops or bench.wait(0.2):
         bench.done("promote", Promoted(0))
     assert of(Drained, bench.said) == []
+    bench.claimed()
+    assert of(Drained, bench.said) == [Drained("?")]
+
+
+def test_what_canonical_storage_holds_is_looked_for_before_the_question_is_answered() -> None:
+    bench = Bench().running()
+    bench.hear(DrainAsked("?"))
+    bench.claimed()
+    bench.claimed()
+    bench.done("survey", (Ring(1, (), canonical=True), {}))
+    bench.wait(0.2)
+    bench.done("promote", Promoted(0))
+    assert of(Drained, bench.said) == [], "a claim is under way that looks there"
     bench.claimed()
     assert of(Drained, bench.said) == [Drained("?")]
 

@@ -41,7 +41,7 @@ def _request(n: int, plan: tuple[str, ...], chance: random.Random) -> awa.Enqueu
     return request
 
 
-def _enqueue(member: Member, number: int, ledger: Ledger, most: int) -> None:
+def enqueue(member: Member, number: int, ledger: Ledger, most: int) -> None:
     """Enqueue in every way a client has, a part of it inside transactions that are rolled back."""
     chance = random.Random(number)
     numbers = iter(range(number * most, (number + 1) * most))
@@ -71,7 +71,7 @@ def _enqueue(member: Member, number: int, ledger: Ledger, most: int) -> None:
                     member.call("insert", job)
 
 
-def _together(*calls: Callable[[], None]) -> None:
+def together(*calls: Callable[[], None]) -> None:
     """Each in a thread of its own; raises what the first one that failed raised."""
     failures: list[BaseException] = []
 
@@ -108,7 +108,7 @@ def test_a_mixed_fleet_runs_every_job_once_while_its_workers_restart_one_by_one(
                 assert crews[place].stopped().clean
                 second.enter_context(member.worker({QUEUE: 8}))
 
-        _together(restart, *(lambda m=m, i=i: _enqueue(m, i, ledger, EACH) for i, m in enumerate(fleet)))
+        together(restart, *(lambda m=m, i=i: enqueue(m, i, ledger, EACH) for i, m in enumerate(fleet)))
         ledger.until(total)
     for member in fleet:
         ledger.check(member)
@@ -133,7 +133,7 @@ def test_a_job_that_another_client_cancels_is_cancelled_or_done_and_never_both(f
 
     with ExitStack() as stack:
         crews = [stack.enter_context(member.worker({QUEUE: 4})) for member in fleet]
-        _together(*(lambda m=m, i=i: cancel(m, i) for i, m in enumerate(fleet)))
+        together(*(lambda m=m, i=i: cancel(m, i) for i, m in enumerate(fleet)))
         for crew in crews:
             crew.drained()
     by_id = {row.id: row.args["n"] for row in rows}

@@ -13,7 +13,7 @@ from awa_proto.schema import script
 from awa_proto.store import Demand, Ended, NewJob, Ring
 from awa_proto.store.canonical import people, rescue
 from awa_proto.store.canonical.store import CanonicalStore
-from awa_proto.store.queue import lists
+from awa_proto.store.queue import QueueStore, lists, takeover
 from awa_proto.store.queue.names import Names
 from awa_proto.store.queue.reads import JOB
 from tests.conformance.session import connect
@@ -31,7 +31,7 @@ SELECT g, CASE WHEN g > 400000 THEN 1 WHEN g % 1000 = 0 THEN 2 WHEN g % 100 = 0 
 FROM generate_series(1, 1000000) g;
 INSERT INTO awa.scheduled_jobs
   (id, state, priority, stripe, attempt, max_attempts, run_lease, run_at, created_at, queue, kind, args)
-SELECT 2000000 + g, g % 2 * 4, 2, 0, 1, 25, 0, now() + g * interval '1 s', now(), 'q', 'k', '{}'
+SELECT 2000000 + g, g % 2 * 4, 2, 0, 1, 25, 0, now() + g * interval '1 s', now(), 'q' || g % 3, 'k', '{}'
 FROM generate_series(1, 1000000) g;
 """
 
@@ -79,6 +79,14 @@ HOT: dict[str, tuple[Statement, set[str]]] = {
         RUNNING - {"instances_pkey"},
     ),
     "unknown": (Statement("unknown", rescue._unknown_sql(NAMES), (1, [50])), RUNNING - {"instances_pkey"}),
+    "whether there is anything to take over": (
+        _first(QueueStore(random=random.random).survey(["q1", "none"])),
+        {"jobs_hot_pkey", "scheduled_jobs_pkey", "jobs_hot_claim", "scheduled_jobs_queue"},
+    ),
+    "take over what is not due": (
+        Statement("takeover", takeover._sql(Names("awa")), (["q1", "none"], 500)),
+        {"scheduled_jobs_queue", "scheduled_jobs_pkey", "canonical_left_old"},
+    ),
     "cancel": (_first_of(people.cancelling(NAMES, 50, 7)), KEYS | {"attempts_pkey"}),
     "move": (_first_of(people.moving(NAMES, 50, "q", None)), KEYS),
     "retry": (_first_of(people.retrying(NAMES, 50, JOB)), {"jobs_hot_pkey", "canonical_left_old"}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from awa_proto.plan import Op, Plan, Statement
+from awa_proto.plan import Plan, Statement
 from awa_proto.store import Progress
 from awa_proto.store.canonical.close import RUNNING
 from awa_proto.store.queue.names import Names
@@ -40,8 +40,3 @@ def recording(n: Names, records: Sequence[Progress]) -> Plan[list[int]]:
         ),
     )
     return [row[0] for row in rows]
-
-
-def record_progress(n: Names, records: Sequence[Progress]) -> Op[list[int]]:
-    """Keep what running attempts say of themselves."""
-    return Op("record_progress", lambda: recording(n, records), safe_to_retry=True)

@@ -15,10 +15,8 @@ from awa_proto.plan import Op, Plan, Rows, Statement
 from awa_proto.store import Claimed, Demand
 from awa_proto.store.canonical.persistent import persistently
 from awa_proto.store.queue.close import CODES
-from awa_proto.store.queue.names import Names
+from awa_proto.store.queue.names import CANONICAL, Names
 
-SEGMENT = -1
-"""What attempts of canonical storage have instead of a segment. Their claim_id is the lease, which all of a claim share."""
 LIMIT = 1000
 """Most jobs a claim takes from one queue. A constant outside of LIMIT n keeps the cost that the planner sees small."""
 _AVAILABLE, _RUNNING = CODES[JobState.AVAILABLE], CODES[JobState.RUNNING]
@@ -28,9 +26,10 @@ _AVAILABLE, _RUNNING = CODES[JobState.AVAILABLE], CODES[JobState.RUNNING]
 def sql(n: Names) -> str:
     """$1 queues, $2 stripes, $3 wanted, $4 aging seconds, $5 deadline seconds or NULL, $6 instance, $7 insist.
 
-    Jobs come in the order effective priority, run_at, id, which within a priority is that of the index. Rows are Attempts;
-    beside them come, without a segment, one with the time, and one per queue where others had locked what was wanted.
-    A claim that insists takes that for empty: somebody's transaction may hold those rows for long.
+    Jobs come in the order effective priority, run_at, id, which within a priority is that of the index. Rows are Attempts,
+    whose claim_id is the lease, which all of a claim share. Beside them come, without a segment, one with the time, and one
+    per queue where others had locked what was wanted. A claim that insists takes that for empty: somebody's transaction may
+    hold those rows for long.
 
     synchronous_commit is off for its transaction, since a claim that a crash forgets is as good as none.
     """
@@ -68,7 +67,7 @@ taken AS (
 )
 SELECT seg, claim_id, 0, lease, id, queue, priority, kind, args::text, attempt, max_attempts, run_at, created_at, extra::text
 FROM (
-  SELECT {SEGMENT}::smallint AS seg, t.run_lease AS claim_id, t.run_lease AS lease, t.id, t.queue, t.priority, t.kind, t.args,
+  SELECT {CANONICAL}::smallint AS seg, t.run_lease AS claim_id, t.run_lease AS lease, t.id, t.queue, t.priority, t.kind, t.args,
          t.attempt, t.max_attempts, t.run_at, t.created_at, t.extra, b.effective
   FROM taken t JOIN best b USING (id)
   UNION ALL

@@ -7,9 +7,8 @@ from functools import lru_cache
 from awa_proto.job import Attempt
 from awa_proto.plan import Plan, Statement
 from awa_proto.store import Claimed
-from awa_proto.store.canonical.claim import SEGMENT
 from awa_proto.store.canonical.close import RUNNING
-from awa_proto.store.queue.names import BODY, Names, body
+from awa_proto.store.queue.names import BODY, CANONICAL, Names, body
 
 
 @lru_cache
@@ -51,7 +50,7 @@ promoted AS (
   SELECT id, ended, {body(attempt="attempt + 1", run_lease=lease)}, {running} FROM gone r
   RETURNING {attempt}
 )
-SELECT {SEGMENT}::smallint, run_lease, 0, run_lease, id, queue, priority, kind, args::text, attempt, max_attempts, run_at,
+SELECT {CANONICAL}::smallint, run_lease, 0, run_lease, id, queue, priority, kind, args::text, attempt, max_attempts, run_at,
        created_at, extra::text, clock_timestamp()
 FROM (SELECT * FROM taken UNION ALL SELECT * FROM promoted) t"""
 

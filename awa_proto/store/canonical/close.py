@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple, assert_never
 
 from awa_proto.job import Attempt, JobState
-from awa_proto.plan import Op, Plan, Rows, Statement, Value
+from awa_proto.plan import Plan, Rows, Statement, Value
 from awa_proto.store import Ended, Verdict, Verdicts
 from awa_proto.store.canonical.persistent import persistently
 from awa_proto.store.queue.close import CODES, columns, follow_ups, returns
@@ -286,8 +286,3 @@ def finalizing(n: Names, attempts: Sequence[Ended], flush: int) -> Plan[Verdicts
             elif again:
                 verdicts[p] = Verdict.AGAIN
     return verdicts
-
-
-def finalize(n: Names, attempts: Sequence[Ended], flush: int) -> Op[Verdicts]:
-    """End attempts."""
-    return Op("finalize", lambda: finalizing(n, attempts, flush), safe_to_retry=True)

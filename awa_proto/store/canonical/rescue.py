@@ -8,16 +8,15 @@ from functools import lru_cache
 from awa_proto.job import Attempt
 from awa_proto.plan import Op, Plan, Rows, Statement
 from awa_proto.store import Place, StrandedPage
-from awa_proto.store.canonical.claim import SEGMENT
 from awa_proto.store.canonical.close import RUNNING
-from awa_proto.store.queue.names import PROGRESSING, Names
+from awa_proto.store.queue.names import CANONICAL, PROGRESSING, Names
 from awa_proto.store.queue.rescue import forgetting, stranded
 
 
 def _attempts(n: Names, condition: str) -> str:
     """SQL: running attempts, as columns of an Attempt, then whether it has recorded, and the time. In the order of ids."""
     return f"""
-SELECT {SEGMENT}::smallint, r.run_lease, 0::smallint, r.run_lease, r.id, r.queue, r.priority, r.kind, r.args::text, r.attempt,
+SELECT {CANONICAL}::smallint, r.run_lease, 0::smallint, r.run_lease, r.id, r.queue, r.priority, r.kind, r.args::text, r.attempt,
        r.max_attempts, r.run_at, r.created_at,
        CASE WHEN a.progress IS NULL THEN r.extra ELSE {PROGRESSING} END::text, a.progress IS NOT NULL, clock_timestamp()
 FROM {n.s}.jobs_hot r
@@ -45,7 +44,7 @@ def _finding(
     params = (seconds, after[1] if after else 0, limit)
     rows: Rows = yield Statement(f"canonical.{name}", find_sql(n, overdue=overdue), params)
     found = [stranded(row) for row in rows]
-    return StrandedPage(found, time[0][0], (0, found[-1].attempt.id, 0) if len(found) >= limit else None)
+    return StrandedPage(found, time[0][0], (CANONICAL, found[-1].attempt.id, 0) if len(found) >= limit else None)
 
 
 def find_stale(n: Names, silent: float, limit: int, after: Place | None) -> Op[StrandedPage]:

@@ -40,9 +40,13 @@ from awa_proto.store.queue import (
     people,
     reads,
     settings,
+    stats,
     unique,
     workers,
 )
+from awa_proto.store.queue import claim_one as in_logs
+from awa_proto.store.queue.attempts import record_progress
+from awa_proto.store.queue.close import finalize
 from awa_proto.store.queue.names import Names
 from awa_proto.store.queue.rescue import beat
 from awa_proto.store.upkeep import Leadership, Probe, Pruned, Rotation
@@ -106,10 +110,16 @@ class CanonicalStore:
         queue: str | None = None,
         early: bool = False,
     ) -> Op[Claimed | None]:
-        return Op("claim_one", lambda: claim_one.claiming_one(self._names, instance, id, kind, queue, early))
+        op = in_logs.claim_one(self._names, instance, id, kind, queue, early)
+
+        def plan() -> Plan[Claimed | None]:
+            here = yield from claim_one.claiming_one(self._names, instance, id, kind, queue, early)
+            return here or (yield from op.start())
+
+        return dataclasses.replace(op, start=plan)
 
     def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
-        return attempts.record_progress(self._names, records)
+        return record_progress(self._names, records, attempts.recording)
 
     def beat(self, instance: int, worker: WorkerInfo) -> Op[None]:
         return beat(self._names, instance, worker)
@@ -124,9 +134,9 @@ class CanonicalStore:
         return rescue.unknown(self._names, instance, known)
 
     def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
-        return close.finalize(self._names, ended, flush)
+        return finalize(self._names, ended, flush, close.finalizing)
 
-    def promote(self, limit: int, since: datetime | None = None) -> Op[Promoted]:
+    def promote(self, limit: int, since: datetime | None = None, *, canonical: Sequence[str] = ()) -> Op[Promoted]:  # noqa: ARG002  they are here
         return promote.promote(self._names, limit, since)
 
     def replan(self) -> Op[None]:
@@ -201,7 +211,7 @@ class CanonicalStore:
         return bulk.drain_queue(self._names, queue, int(self._random() * 2**62))
 
     def queue_stats(self) -> Op[list[QueueStat]]:
-        return reads.queue_stats(self._names)
+        return stats.queue_stats(self._names)
 
     def pause_queue(self, queue: str, by: str | None) -> Op[None]:
         return settings.pause_queue(self._names, queue, by)

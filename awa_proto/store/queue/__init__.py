@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow
-from awa_proto.plan import Op
+from awa_proto.plan import Op, Plan
 from awa_proto.store import (
     Cancelled,
     Claimed,
@@ -27,6 +29,10 @@ from awa_proto.store import (
     Verdicts,
     WorkerInfo,
 )
+from awa_proto.store.canonical import attempts as canonical_attempts
+from awa_proto.store.canonical import claim_one as canonical_claim_one
+from awa_proto.store.canonical import close as canonical_close
+from awa_proto.store.canonical import rescue as canonical_rescue
 from awa_proto.store.queue import (
     attempts,
     bulk,
@@ -46,7 +52,9 @@ from awa_proto.store.queue import (
     rescue,
     rotate,
     settings,
+    stats,
     sweep,
+    takeover,
     unique,
     workers,
 )
@@ -85,6 +93,8 @@ class QueueStore:
         return workers.survey(self._names, queues)
 
     def claim(self, instance: int, ring: Ring, demands: Sequence[Demand], *, advance: bool = False) -> Op[Claimed]:
+        if ring.canonical:
+            return takeover.claim(self._names, instance, ring, demands, advance, self._random())
         return claim.claim(self._names, instance, ring, demands, advance)
 
     def claim_one(
@@ -96,27 +106,41 @@ class QueueStore:
         queue: str | None = None,
         early: bool = False,
     ) -> Op[Claimed | None]:
-        return claim_one.claim_one(self._names, instance, id, kind, queue, early)
+        op = claim_one.claim_one(self._names, instance, id, kind, queue, early)
+
+        def plan() -> Plan[Claimed | None]:
+            here = yield from op.start()
+            return here or (yield from canonical_claim_one.claiming_one(self._names, instance, id, kind, queue, early))
+
+        return dataclasses.replace(op, start=plan)
 
     def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
-        return attempts.record_progress(self._names, records)
+        return attempts.record_progress(self._names, records, canonical_attempts.recording)
 
     def beat(self, instance: int, worker: WorkerInfo) -> Op[None]:
         return rescue.beat(self._names, instance, worker)
 
     def find_stale(self, silent: float, limit: int, after: Place | None = None) -> Op[StrandedPage]:
-        return rescue.find_stale(self._names, silent, limit, after)
+        here, there = (partial(find, self._names, silent) for find in (rescue.find_stale, canonical_rescue.find_stale))
+        return takeover.stranded(here, there, limit, after)
 
     def find_overdue(self, late: float, limit: int, after: Place | None = None) -> Op[StrandedPage]:
-        return rescue.find_overdue(self._names, late, limit, after)
+        here, there = (
+            partial(find, self._names, late) for find in (rescue.find_overdue, canonical_rescue.find_overdue)
+        )
+        return takeover.stranded(here, there, limit, after)
 
     def unknown(self, instance: int, known: Sequence[int], since: int) -> Op[list[Attempt]]:
-        return rescue.unknown(self._names, instance, known, since)
+        return takeover.unknown(
+            rescue.unknown(self._names, instance, known, since), canonical_rescue.unknown(self._names, instance, known)
+        )
 
     def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
-        return close.finalize(self._names, ended, flush)
+        return close.finalize(self._names, ended, flush, canonical_close.finalizing)
 
-    def promote(self, limit: int, since: datetime | None = None) -> Op[Promoted]:
+    def promote(self, limit: int, since: datetime | None = None, *, canonical: Sequence[str] = ()) -> Op[Promoted]:
+        if canonical:
+            return takeover.promote(self._names, limit, since, canonical)
         return promote.promote(self._names, limit, since)
 
     def replan(self) -> Op[None]:
@@ -189,7 +213,7 @@ class QueueStore:
         return bulk.drain_queue(self._names, queue, int(self._random() * 2**62))
 
     def queue_stats(self) -> Op[list[QueueStat]]:
-        return reads.queue_stats(self._names)
+        return stats.queue_stats(self._names)
 
     def pause_queue(self, queue: str, by: str | None) -> Op[None]:
         return settings.pause_queue(self._names, queue, by)

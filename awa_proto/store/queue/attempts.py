@@ -6,12 +6,13 @@ deletes the row, in the same statement; a row left behind by a race matches no r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import TypeAlias
 
 from awa_proto.plan import Op, Plan, Statement
 from awa_proto.store import Progress
-from awa_proto.store.queue.names import Names
+from awa_proto.store.queue.names import CANONICAL, Names
 
 
 @lru_cache
@@ -30,8 +31,14 @@ ON CONFLICT (job_id) DO UPDATE SET run_lease = excluded.run_lease, progress = ex
 RETURNING job_id"""
 
 
-def record_progress(n: Names, records: Sequence[Progress]) -> Op[list[int]]:
-    """Keep what running attempts say of themselves; a statement for each segment, fenced by attempt."""
+Elsewhere: TypeAlias = Callable[[Names, Sequence[Progress]], Plan[list[int]]]
+
+
+def record_progress(n: Names, records: Sequence[Progress], canonical: Elsewhere) -> Op[list[int]]:
+    """Keep what running attempts say of themselves; a statement for each segment, fenced by attempt.
+
+    canonical: the plan that does it for those of canonical storage.
+    """
     by_segment: dict[int, dict[int, Progress]] = {}
     for record in records:
         by_segment.setdefault(record.attempt.segment, {})[record.attempt.id] = record
@@ -39,6 +46,9 @@ def record_progress(n: Names, records: Sequence[Progress]) -> Op[list[int]]:
     def plan() -> Plan[list[int]]:
         kept: list[int] = []
         for s, told in sorted(by_segment.items()):
+            if s == CANONICAL:
+                kept += yield from canonical(n, list(told.values()))
+                continue
             attempts = [record.attempt for record in told.values()]
             rows = yield Statement(
                 f"progress.{s}",

@@ -175,7 +175,9 @@ SELECT (SELECT count(*) FROM kept)::int, b.n > 0 AND NOT EXISTS (SELECT FROM tur
 
 
 def drain_queue(n: Names, queue: str, flush: int) -> Op[int]:
-    """Cancel all jobs of a queue that nobody has claimed. Those that are deferred go first, since they may become due.
+    """Cancel all jobs of a queue that nobody has claimed: in canonical storage, then deferred ones, then those in the logs.
+
+    Jobs move in that order and never back, so that none slips through.
 
     A lane is done when it was found empty. When the Op is run again after an error it goes on, with its count.
     """
@@ -183,6 +185,7 @@ def drain_queue(n: Names, queue: str, flush: int) -> Op[int]:
 
     def plan() -> Plan[int]:
         nonlocal done
+        done += yield from canonical.draining(n, queue)
         after, more = -(2**63), True
         while more:
             rows = yield Statement("drain.deferred", _drain_deferred_sql(n), (after, BATCH, queue))
@@ -203,7 +206,6 @@ def drain_queue(n: Names, queue: str, flush: int) -> Op[int]:
                     if losses > _MOST_LOSSES:
                         raise DatabaseError(f"queue {queue!r} is claimed faster than it is drained", "40001")
                     more = more or is_lost
-        done += yield from canonical.draining(n, queue)
         return done
 
     return Op("drain_queue", plan, safe_to_retry=True)

@@ -20,7 +20,7 @@ from awa_proto.output import MAX_BATCH_OUTPUT_BYTES
 from awa_proto.plan import Op, Plan, Rows, Statement, Value
 from awa_proto.store import Ended, Verdict, Verdicts
 from awa_proto.store.queue.home import NEW, available, scheduled
-from awa_proto.store.queue.names import BODY, PROGRESSING, Names, own_stripe
+from awa_proto.store.queue.names import BODY, CANONICAL, PROGRESSING, Names, own_stripe
 from awa_proto.store.queue.unique import kept, kept_out, won
 from awa_proto.unique import must_win_again
 
@@ -356,16 +356,30 @@ def statement(
         params += ([e.extra_of_duplicate for e in ended],)
     if form.following:
         params += columns(ended, lambda attempt: (attempt.claim_id, attempt.idx), keyed=form.keyed)
-    return Statement(f"close.{form.name}.{s}", sql(n, s, form), params)
+    return Statement(f"{n.prefix}close.{form.name}.{s}", sql(n, s, form), params)
 
 
-def finalize(n: Names, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
-    """End attempts. Groups by segment and new state; each group is a statement that commits by itself."""
+Elsewhere: TypeAlias = Callable[[Names, Sequence[Ended], int], Plan[Verdicts]]
+
+
+def finalize(n: Names, ended: Sequence[Ended], flush: int, canonical: Elsewhere) -> Op[Verdicts]:
+    """End attempts. Groups by segment and new state; each group is a statement that commits by itself.
+
+    canonical: the plan that ends those of canonical storage.
+    """
     groups = _groups(ended)
 
     def plan() -> Plan[Verdicts]:
         verdicts = Verdicts([Verdict.STALE] * len(ended))
+        there = [p for (s, *_), positions in groups if s == CANONICAL for p in positions]
+        if there:
+            answered = yield from canonical(n, [ended[p] for p in there], flush)
+            verdicts.inserted += answered.inserted
+            for p, verdict in zip(there, answered, strict=True):
+                verdicts[p] = verdict
         for (s, to, *_), positions in groups:
+            if s == CANONICAL:
+                continue
             rows: Rows = yield statement(n, s, to, [ended[p] for p in positions], flush)
             answers = {row[0]: (frozenset(row[1]), row[2]) for row in rows}
             duplicates = {(row[0], idx) for row in rows for idx in row[4]} if returns(ended[positions[0]]) else ()

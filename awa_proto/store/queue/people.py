@@ -40,7 +40,10 @@ RETURNING id"""
 
 @lru_cache
 def _locate_sql(n: Names) -> str:
-    """$1 id. Where the job is: 0 deferred, 1 failed or a dead letter, 2 in a log, 3 in canonical storage, in that order."""
+    """$1 id. Where the job is: 0 deferred, 1 failed or a dead letter, 3 in canonical storage, 2 in a log, in that order.
+
+    The log comes last, since a job that went elsewhere has left its row there.
+    """
     return f"""
 SELECT 0, 0::smallint, 0::smallint, NULL::bigint, NULL::smallint, NULL::bigint, 0, clock_timestamp()
 FROM {n.s}.deferred WHERE id = $1::bigint
@@ -49,13 +52,13 @@ SELECT 1, 0, state, NULL, NULL, NULL, 0, clock_timestamp() FROM {n.s}.failed WHE
 UNION ALL
 SELECT 1, 0, state, NULL, NULL, NULL, 0, clock_timestamp() FROM {n.s}.dlq WHERE id = $1::bigint
 UNION ALL
-(SELECT 2, r.seg, k.outcome, t.claim_id, t.idx, t.lease, r.attempt + 1, clock_timestamp()
- FROM {n.s}.ready r{fate(n, "r")}
- WHERE r.id = $1::bigint AND {undeleted(n, "r")} ORDER BY r.id DESC, r.run_lease DESC LIMIT 1)
-UNION ALL
 SELECT 3, 0, state, NULL, NULL, NULL, 0, clock_timestamp() FROM {n.s}.jobs_hot WHERE id = $1::bigint
 UNION ALL
 SELECT 3, 0, state, NULL, NULL, NULL, 0, clock_timestamp() FROM {n.s}.scheduled_jobs WHERE id = $1::bigint
+UNION ALL
+(SELECT 2, r.seg, k.outcome, t.claim_id, t.idx, t.lease, r.attempt + 1, clock_timestamp()
+ FROM {n.s}.ready r{fate(n, "r")}
+ WHERE r.id = $1::bigint AND {undeleted(n, "r")} ORDER BY r.id DESC, r.run_lease DESC LIMIT 1)
 LIMIT 1"""
 
 

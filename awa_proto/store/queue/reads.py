@@ -12,22 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC
 from functools import lru_cache
-from itertools import chain
-from typing import Any
 
 from awa_proto import extra as extras
 from awa_proto.job import JobRow, JobState
 from awa_proto.plan import Op, Plan, Row, Rows, Statement
-from awa_proto.store import QueueStat
 from awa_proto.store.queue.claim import claimed
 from awa_proto.store.queue.close import CODES
 from awa_proto.store.queue.names import FEW_CLOSURES, PROGRESSING, Names
-from awa_proto.store.queue.segments import unclaimed
 
 _STATES = tuple(JobState)
 _COMPLETED = CODES[JobState.COMPLETED]
-_COUNTED = 10_000
-"""Most available jobs of a lane that are counted: a count over a backlog of millions would stall whoever asks."""
 
 
 def fate(n: Names, r: str) -> str:
@@ -217,85 +211,3 @@ def get_jobs(n: Names, ids: Sequence[int]) -> Plan[dict[int, JobRow]]:
     """Those of these jobs that are there, by id, for what has to look at a few."""
     found: list[Rows] = yield tuple(Statement("get_job", get_sql(n), (id,)) for id in ids)
     return {id: job_row(rows[0]) for id, rows in zip(ids, found, strict=True) if rows}
-
-
-@lru_cache
-def _counts_sql(n: Names, s: int) -> str:
-    """Counts by queue of one segment: available (over the spans no claim covers, capped), oldest, claimed, ended, completed."""
-    counted = unclaimed(n, s, "p.queue, count(*) AS jobs, min(r.run_at) AS oldest", cap=_COUNTED)
-    return f"""
-WITH available AS MATERIALIZED (SELECT * FROM ({counted} GROUP BY p.queue) u),
-claimed AS MATERIALIZED (
-  SELECT c.queue, sum(cardinality(c.job_ids)) AS jobs, sum(k.jobs) AS ended, sum(k.completed) AS completed
-  FROM {n.s}.claims_{s} c LEFT JOIN (
-    SELECT claim_id, sum(cardinality(idx)) AS jobs, sum(cardinality(idx)) FILTER (WHERE outcome = {_COMPLETED}) AS completed
-    FROM {n.s}.closures_{s} GROUP BY claim_id) k USING (claim_id)
-  GROUP BY c.queue
-)
-SELECT queue, coalesce(a.jobs, 0)::bigint, a.oldest, coalesce(c.jobs, 0)::bigint, coalesce(c.ended, 0)::bigint,
-       coalesce(c.completed, 0)::bigint
-FROM available a FULL JOIN claimed c USING (queue)"""
-
-
-def _counts_beside_sql(n: Names) -> str:
-    return f"""
-SELECT queue, state, count(*) FROM (
-  SELECT queue, state FROM {n.s}.deferred UNION ALL SELECT queue, state FROM {n.s}.failed
-  UNION ALL SELECT queue, state FROM {n.s}.dlq) j
-GROUP BY queue, state"""
-
-
-def _counts_canonical_sql(n: Names) -> str:
-    """Of available and of completed jobs the oldest and the newest ones are counted, up to a bound each."""
-    available, completed = CODES[JobState.AVAILABLE], CODES[JobState.COMPLETED]
-    return f"""
-SELECT queue, state, count(*), CASE state WHEN {available} THEN min(run_at) END FROM (
-  (SELECT queue, state, run_at FROM {n.s}.jobs_hot WHERE state = {available} ORDER BY id LIMIT {10 * _COUNTED})
-  UNION ALL
-  (SELECT queue, state, run_at FROM {n.s}.jobs_hot WHERE state = {completed} ORDER BY id DESC LIMIT {10 * _COUNTED})
-  UNION ALL
-  SELECT queue, state, run_at FROM {n.s}.jobs_hot WHERE state NOT IN ({available}, {completed})
-  UNION ALL
-  SELECT queue, state, run_at FROM {n.s}.scheduled_jobs
-) j
-GROUP BY queue, state"""
-
-
-def queue_stats(n: Names) -> Op[list[QueueStat]]:
-    """How many jobs each queue holds. One statement per segment in use: planned as one they cost a compilation."""
-
-    def plan() -> Plan[list[QueueStat]]:
-        used = yield Statement(
-            "segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'"
-        )
-        beside, canonical, letters, deleted, said, *logs = yield (
-            Statement("stats.beside", _counts_beside_sql(n)),
-            Statement("stats.canonical", _counts_canonical_sql(n)),
-            Statement("stats.dlq", f"SELECT queue, count(*) FROM {n.s}.dlq GROUP BY queue"),
-            Statement("stats.deleted", f"SELECT queue, count(*) FROM {n.s}.deleted GROUP BY queue"),
-            Statement("stats.queues", f"SELECT queue, paused_at IS NOT NULL, stripes FROM {n.s}.queues"),
-            *(Statement(f"stats.{s}", _counts_sql(n, s)) for s, _ in used),
-        )
-        found: dict[str, dict[str, Any]] = {}
-        for queue, available, oldest, claimed_jobs, ended, completed in chain.from_iterable(logs):
-            stat = found.setdefault(queue, {})
-            for name, count in (("available", available), ("running", claimed_jobs - ended), ("completed", completed)):
-                stat[name] = stat.get(name, 0) + count
-            if oldest is not None:
-                stat["lag"] = max(stat.get("lag", 0.0), (used[0][1] - oldest).total_seconds())
-        for queue, state, count, *rest in (*beside, *canonical):
-            stat = found.setdefault(queue, {})
-            name = _STATES[state].value
-            stat[name] = stat.get(name, 0) + count
-            for oldest in filter(None, rest):
-                stat["lag"] = max(stat.get("lag", 0.0), (used[0][1] - oldest).total_seconds())
-        for queue, count in deleted:
-            if queue in found:
-                found[queue]["completed"] -= count
-        for queue, count in letters:
-            found.setdefault(queue, {})["dlq"] = count
-        for queue, paused, stripes in said:
-            found.setdefault(queue, {}).update(paused=paused, stripes=stripes)
-        return [QueueStat(queue, **found[queue]) for queue in sorted(found)]
-
-    return Op("queue_stats", plan, safe_to_retry=True)

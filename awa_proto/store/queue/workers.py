@@ -8,6 +8,7 @@ from awa_proto.errors import DatabaseError, Failure, not_migrated
 from awa_proto.plan import Op, Plan, Statement
 from awa_proto.schema import latest, refuse_newer
 from awa_proto.store import QueueSettings, Registration, Ring, WorkerInfo
+from awa_proto.store.queue.home import canonical_is_open
 from awa_proto.store.queue.names import Names
 
 
@@ -20,7 +21,7 @@ def _survey(n: Names, queues: Sequence[str]) -> Plan[tuple[Ring, dict[str, Queue
     rows = yield Statement(
         "survey",
         f"""
-SELECT version, segments, queues, stripes, paused
+SELECT version, segments, {_held(n)}, queues, stripes, paused
 FROM (SELECT max(version) FILTER (WHERE state = 'open') * 256 + max(seg) FILTER (WHERE state = 'open') AS version,
              array_agg(seg ORDER BY version, seg) AS segments
       FROM {n.s}.segments WHERE state <> 'free' AND NOT quiet) ring
@@ -28,14 +29,33 @@ CROSS JOIN (SELECT array_agg(queue) AS queues, array_agg(stripes) AS stripes, ar
             FROM {n.s}.queues WHERE queue = ANY ($1::text[])) settings""",
         (list(queues),),
     )
-    version, segments, *settings = rows[0]
+    version, segments, canonical, *settings = rows[0]
     said = zip(*(column or () for column in settings), strict=True)
-    return Ring(version, tuple(segments)), {queue: QueueSettings(stripes, paused) for queue, stripes, paused in said}
+    return Ring(version, tuple(segments), canonical), {
+        queue: QueueSettings(stripes, paused) for queue, stripes, paused in said
+    }
+
+
+def _held(n: Names) -> str:
+    """SQL: whether canonical storage has work of the queues $1; while it takes new jobs, whether it was ever used."""
+    if n.canonical:  # its own workers look there anyway
+        return "false"
+    return f"""(
+  {canonical_is_open(n)} AND (
+    (SELECT id FROM {n.s}.jobs_hot ORDER BY id LIMIT 1) IS NOT NULL   -- EXISTS would drop the order and read the table
+    OR (SELECT id FROM {n.s}.scheduled_jobs ORDER BY id LIMIT 1) IS NOT NULL)
+  OR EXISTS (SELECT FROM unnest($1::text[]) q CROSS JOIN LATERAL (
+       (SELECT FROM {n.s}.jobs_hot j WHERE j.state = 1 AND j.queue = q ORDER BY j.queue, j.stripe LIMIT 1)
+       UNION ALL
+       (SELECT FROM {n.s}.scheduled_jobs s WHERE s.queue = q ORDER BY s.queue, s.run_at LIMIT 1)) held))"""
 
 
 def survey(n: Names, queues: Sequence[str]) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
-    """The segments and the settings of the queues as they are now."""
-    return Op("survey", lambda: _survey(n, queues), safe_to_retry=True)
+    """The segments and the settings of the queues as they are now.
+
+    Atomic, so that it is READ COMMITTED: a serializable look into canonical storage makes others fail for it.
+    """
+    return Op("survey", lambda: _survey(n, queues), atomic=not n.canonical, safe_to_retry=True)
 
 
 def register(n: Names, worker: WorkerInfo) -> Op[Registration]:

@@ -12,6 +12,7 @@ the proof. It speaks anyio only. It is given a store without jobs, and may leave
     listening, migration, sql
                            the database around it
     ring, prune, rows      what only queue storage, only canonical storage has
+    takeover, switch       the way from the one to the other
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ from awa_proto.testing.conformance import (
     ring,
     rows,
     sql,
+    switch,
+    takeover,
     turns,
     unique,
 )
@@ -67,6 +70,8 @@ _MODULES = (
     prune,
     rows,
     leading,
+    takeover,
+    switch,
     listening,
     sql,
     migration,
