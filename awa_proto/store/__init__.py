@@ -464,7 +464,15 @@ class Store(Protocol):
     def purge_dlq(self, which: Selection) -> Op[int]: ...
 
     def prune_dlq(self, older_than: float, limit: int) -> Op[int]:
-        """Forget the oldest dead letters, at most `limit`, of those that became so longer ago than so many seconds."""
+        """Delete the oldest dead letters, at most `limit`, of those that became so longer ago than so many seconds."""
+        ...
+
+    def prune_failed(self, older_than: float, limit: int) -> Op[int]:
+        """The same of failed and cancelled jobs, from when they ended. Both with their unique keys."""
+        ...
+
+    def prune_attempts(self, limit: int) -> Op[int]:
+        """Delete what is left of attempts that have ended, at most so many."""
         ...
 
     # failed jobs in bulk (not dead letters, not what was cancelled), and what ends or deletes any

@@ -52,6 +52,7 @@ from awa_proto.unique import keeps_out, must_win_again, refuse_repeated
 T = TypeVar("T")
 
 DEFERRED = frozenset({JobState.SCHEDULED, JobState.RETRYABLE})
+_FAILED = frozenset({JobState.FAILED, JobState.CANCELLED})
 _WAITING = DEFERRED | {JobState.AVAILABLE, JobState.WAITING_EXTERNAL}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PROMOTE_HINT = 5.0
@@ -743,6 +744,21 @@ class MemoryStore:
             return self._forget(sorted(letters, key=lambda job: (job.dlq_at, job.id))[:limit])
 
         return _op("prune_dlq", act, safe_to_retry=True)
+
+    def prune_failed(self, older_than: float, limit: int) -> Op[int]:
+        """The oldest failed and cancelled jobs that are no dead letters are gone for good."""
+
+        def act() -> int:
+            which = Selection(older_than=older_than)
+            over = [job for job in self._tables.jobs.values() if job.state in _FAILED and job.dlq_at is None]
+            old = [job for job in over if self._long_ago(job.finalized_at, which)]
+            return self._forget(sorted(old, key=lambda job: (job.finalized_at, job.id))[:limit])
+
+        return _op("prune_failed", act, safe_to_retry=True)
+
+    def prune_attempts(self, limit: int) -> Op[int]:  # noqa: ARG002
+        """Nothing is left over: an attempt's progress goes when it ends."""
+        return _op("prune_attempts", lambda: 0, safe_to_retry=True)
 
     # many failed jobs, and what ends or deletes any
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from awa_proto.store import Forgotten
 from awa_proto.store.upkeep import KeptFor, Probe, Pruned, Rotation
 from awa_proto.worker.context import Context
 from awa_proto.worker.report import INFO
 from awa_proto.worker.upkeep import Duty
 
 BATCH: Final = 1000
-"""Most rows that one statement of the upkeep deletes; the next one follows at once."""
+"""Most rows that one run of a duty deletes; the next one follows at once."""
 SWEEP_EVERY: Final = 10.0
 SWEPT: Final = 5000
 ROTATE_EVERY: Final = 10.0
@@ -48,12 +49,23 @@ def duties(context: Context) -> list[Duty]:
             context.report.recovered("segments held", "segments past their time could be emptied")
         return 0.0 if answer.more else None
 
+    walked = b""
+
+    def forgot(answer: Forgotten, _: float) -> float | None:
+        """A page a minute, all around: a key that is left is only some bytes. Pages of which much is left follow at once."""
+        nonlocal walked
+        walked = answer.last or b""
+        return 0.0 if answer.keys * 10 >= BATCH else None
+
     return [
         Duty("sweep", SWEEP_EVERY, lambda: store.sweep(SWEPT), _whole(SWEPT)),
         Duty("probe", PROBE_EVERY, store.probe, probed),
         Duty("rotate", ROTATE_EVERY, lambda: store.rotate(retention.completed), rotated),
         Duty("prune", PRUNE_EVERY, lambda: store.prune(retention.completed), pruned),
         Duty("dead letters", CLEAN_EVERY, lambda: store.prune_dlq(retention.dead_letters, BATCH), _whole(BATCH)),
+        Duty("failed jobs", CLEAN_EVERY, lambda: store.prune_failed(retention.failed, BATCH), _whole(BATCH)),
+        Duty("attempts", CLEAN_EVERY, lambda: store.prune_attempts(BATCH), _whole(BATCH)),
+        Duty("unique keys", CLEAN_EVERY, lambda: store.forget_keys(BATCH, walked), forgot),
     ]
 
 

@@ -167,6 +167,8 @@ PEOPLE: dict[str, tuple[Statement, set[str]]] = {
         call.__name__: (_first(call(Selection(kind="k"))), set())
         for call in (STORE.retry_failed, STORE.discard_failed, STORE.move_failed_to_dlq, STORE.retry_all_from_dlq)
     },
+    "prune_failed": (_first(STORE.prune_failed(1.0, 1000)), set()),
+    "prune_attempts": (_first(STORE.prune_attempts(1000)), set()),
     "prune_dlq": (_first(STORE.prune_dlq(1.0, 1000)), set()),
 }
 """What people ask for and a leader does now and then: it may sort what it has gathered."""

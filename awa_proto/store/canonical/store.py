@@ -39,6 +39,7 @@ from awa_proto.store.queue import (
     lists,
     people,
     reads,
+    retention,
     settings,
     stats,
     unique,
@@ -196,7 +197,13 @@ class CanonicalStore:
         return dead_letters.purge_dlq(self._names, which)
 
     def prune_dlq(self, older_than: float, limit: int) -> Op[int]:
-        return dead_letters.prune_dlq(self._names, older_than, limit)
+        return retention.prune_dlq(self._names, older_than, limit)
+
+    def prune_failed(self, older_than: float, limit: int) -> Op[int]:
+        return retention.prune_failed(self._names, older_than, limit)
+
+    def prune_attempts(self, limit: int) -> Op[int]:
+        return retention.prune_attempts(self._names, limit)
 
     def retry_failed(self, which: Selection) -> Op[int]:
         return bulk.retry_failed(self._names, which)

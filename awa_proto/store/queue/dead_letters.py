@@ -266,25 +266,3 @@ def purge_dlq(n: Names, which: Selection) -> Op[int]:
     return in_batches(
         "purge_dlq", lambda after, most: Statement("purge_dlq", sql, (after, most, *conditions)), limit=which.limit
     )
-
-
-def prune_dlq(n: Names, older_than: float, limit: int) -> Op[int]:
-    """The oldest dead letters are gone for good, one statement. Two that prune at once do not wait for each other."""
-    statement = Statement(
-        "prune_dlq",
-        f"""
-WITH old AS MATERIALIZED (
-  SELECT id FROM {n.s}.dlq WHERE dlq_at < statement_timestamp() - $1::float8 * interval '1 s'
-  ORDER BY dlq_at, id LIMIT $2::int FOR UPDATE SKIP LOCKED
-),
-gone AS (DELETE FROM {n.s}.dlq WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id)
-SELECT count(*)::int FROM gone""",
-        (older_than, limit),
-    )
-
-    def plan() -> Plan[int]:
-        rows = yield statement
-        count: int = rows[0][0]
-        return count
-
-    return Op("prune_dlq", plan, safe_to_retry=True)
