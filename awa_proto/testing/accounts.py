@@ -48,6 +48,12 @@ class Claim:
     excuse: str | None = None
     told: list[str] = field(default_factory=list[str])
 
+    @property
+    def rescue(self) -> Transition | None:
+        """How upkeep ended it, if it did."""
+        end = None if self.accepted is None else self.accepted[1]
+        return end if end is not None and end.rescue is not None else None
+
 
 @dataclass(slots=True)
 class Accounts:
@@ -83,6 +89,13 @@ class Accounts:
         """Hooks of a worker are told: that an attempt starts, or how it ended, once each and as it is written."""
         job, name = event.job, type(event).__name__
         claim = self.claims[job.id, job.run_lease]
+        if claim.rescue is not None and not isinstance(event, Started):
+            expected = ["Rescued", "Exhausted"] if claim.rescue.to is JobState.FAILED else ["Rescued"]
+            told = [each for each in claim.told if each != "Started"]
+            check(expected[: len(told) + 1] == [*told, name], f"{name} is told after {claim.told}, of a rescue")
+            check(job.state is claim.rescue.to, f"{name} carries {job.state}")
+            claim.told.append(name)
+            return
         check(claim.worker == worker, f"worker {worker} tells {name} of an attempt that {claim.worker} has")
         if isinstance(event, Started):
             check(not claim.told and not claim.is_started, f"{name} is told after {claim.told}, or after the start")
@@ -102,7 +115,7 @@ class Accounts:
         return [
             claim for claim in self.claims.values()
             if claim.worker == worker and claim.accepted is not None and claim.accepted[1].outcome is not None
-            and claim.told[-1:] in ([], ["Started"])
+            and claim.rescue is None and claim.told[-1:] in ([], ["Started"])
         ]  # fmt: skip
 
     def written(self, ended: Sequence[Ended], flush: int, verdicts: Sequence[Verdict]) -> None:
@@ -117,7 +130,8 @@ class Accounts:
                 claim.accepted = end
             elif verdict is Verdict.STALE:
                 refused = one.transition.entry is not None and "ResultRefused" in one.transition.entry["error"]
-                check(claim.is_cancelled or refused, f"{fence} is stale, though nobody else ended it")
+                otherwise = claim.accepted is not None and (claim.rescue or one.transition.rescue) is not None
+                check(claim.is_cancelled or refused or otherwise, f"{fence} is stale, though nobody else ended it")
 
     def cancelled(self, job: JobRow) -> None:
         """A person cancelled a job that was like this."""
@@ -176,6 +190,8 @@ class Accounts:
         if job.id in self.cancelled_jobs:
             check(job.state is JobState.CANCELLED, f"job {job.id} was cancelled and is {job.state}")
             return
+        if any(claim.rescue is not None for claim in claims):
+            expected = None  # a worker died with it, perhaps on its last attempt
         ends = [claim.accepted[1] for claim in claims if claim.accepted is not None]
         check(sum(end.to is job.state for end in ends) == 1, f"job {job.id} is {job.state}, reached {ends}")
         check(

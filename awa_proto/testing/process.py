@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_never
@@ -138,7 +139,7 @@ class Process:
         self.heart: Heart | None = None
         self.stopped: Stopped | None = None
         self.is_alive = True
-        self._claims: dict[int, Claimed] = {}
+        self._claims: dict[int, Sequence[Attempt]] = {}
         self._at_work: Counter[str] = Counter()
         self._is_changed = False
         slots = sum(queue.max_workers for queue in config.queues.values())
@@ -187,7 +188,7 @@ class Process:
                 if self.handlers.pop((event.attempt.id, event.attempt.run_lease), None) is not None:
                     self._at_work[event.attempt.queue] -= 1
             elif isinstance(event, OpDone) and event.id in self._claims:
-                self._world.accounts.told(self._claims.pop(event.id).attempts)
+                self._world.accounts.told(self._claims.pop(event.id))
         self.machine.handle(events, self._world.now)
         self._perform()
 
@@ -288,7 +289,7 @@ class Process:
         check(run.lane not in self._lanes, "two Ops at a time on one lane")
         check(not (name == "claim" and self.stop_seen), "a claim after the stop")
         self._lanes.add(run.lane)
-        ended, flush = self.store.flush
+        ended, flush = self.store.flush_of(run.op)
         takes = world.faults.takes(world.random)
         answer = world.now + takes
         fault = world.interfere(self.number, run)
@@ -348,6 +349,8 @@ class Process:
         if self.is_alive:
             self._lanes.discard(run.lane)
             if run.op.name == "claim":
+                self._claims[run.id] = result.attempts
+            elif run.op.name == "unknown":
                 self._claims[run.id] = result
             self.put(OpDone(run.id, result))
             if self._world.random.random() < self._world.faults.deaf:
@@ -405,4 +408,4 @@ def _is_poison(one: Ended) -> bool:
     if one.attempt.extra is None or '"poison"' not in one.attempt.extra:
         return False
     entry = one.transition.entry
-    return entry is None or not entry["error"].startswith("ResultRefused")
+    return entry is None or not entry["error"].startswith(("ResultRefused", "rescued"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-from awa_proto.job import JobState
 from awa_proto.testing.accounts import check
 from awa_proto.testing.faults import Faults, is_down
 from awa_proto.testing.process import Process
@@ -100,17 +99,10 @@ class _Life:
             self._start_worker()
 
     def is_settled(self) -> bool:
-        """Every job has ended, or nobody is left who could end it."""
+        """Every job has ended, whatever happened to the workers that had it."""
         if any(worker.handlers or worker.machine.unwritten for worker in self._workers if worker.is_alive):
             return False
-        excused = {
-            claim.attempt.id for claim in self._world.accounts.claims.values()
-            if claim.accepted is None and (claim.excuse is not None or not claim.is_known)
-        }  # fmt: skip
-        return all(
-            state.is_terminal or (state is JobState.RUNNING and job_id in excused)
-            for job_id, state in self._world.states.items()
-        )
+        return all(state.is_terminal for state in self._world.states.values())
 
     def idle(self) -> None:
         """A drained worker says so, and sends no more than a statement a second; one for all does the upkeep besides."""

@@ -42,14 +42,22 @@ FOLLOW = "follow"
 
 
 class BookedStore(MemoryStore):
-    """A MemoryStore that remembers what the newest flush consists of, so that it can be cut in pieces."""
+    """A MemoryStore that remembers what each flush consists of, so that it can be cut in pieces."""
 
-    flush: tuple[Sequence[Ended], int] = ((), 0)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._flushes: dict[int, tuple[Op[Verdicts], Sequence[Ended], int]] = {}
 
     @override
     def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
-        self.flush = ended, flush
-        return super().finalize(ended, flush)
+        op = super().finalize(ended, flush)
+        self._flushes[id(op)] = op, ended, flush
+        return op
+
+    def flush_of(self, op: Op[Any]) -> tuple[Sequence[Ended], int]:
+        """What an Op writes, and the number of the flush; nothing, of one that is no flush. Once."""
+        _, ended, flush = self._flushes.pop(id(op), (op, (), 0))
+        return ended, flush
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ A claim that failed       | what happens then
 --------------------------|-------------------------------------------------------------------------
 the database is away      | all claims wait: 0.1 s, doubling to 10 s
 refused, or a lock is held| its queues are asked one by one, and only the one that is at fault waits
+nobody knows              | the same; and it is asked what it took (`adopt`)
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Dispatcher:
     """Keeps slots filled.
 
     ring: the segments to claim from. version: the newest version of the ring that a claim has seen.
-    is_open: whether new claims are made.
+    is_open: whether new claims are made. newest_claim: one that was answered, of the last ones.
+    is_in_doubt: a claim may have been made whose answer was lost; until somebody takes note of it. is_held: no claim is begun,
+    since somebody wants their connection.
     """
 
     __slots__ = (
@@ -76,7 +79,10 @@ class Dispatcher:
         "_sent_at",
         "_tasks",
         "_turn_apart",
+        "is_held",
+        "is_in_doubt",
         "is_open",
+        "newest_claim",
         "queues",
         "ring",
         "version",
@@ -113,11 +119,14 @@ class Dispatcher:
         self.ring = Ring(0)
         self.version = 0
         self.is_open = False
+        self.is_held = False
+        self.is_in_doubt = False
+        self.newest_claim = 0
 
     @property
     def is_claiming(self) -> bool:
-        """Whether a claim is under way."""
-        return bool(self._asked)
+        """Whether a claim is under way, or what one has brought is asked for."""
+        return bool(self._asked) or self.is_held
 
     def open(self, instance: int, ring: Ring) -> None:
         """Registered: begin to claim."""
@@ -141,7 +150,7 @@ class Dispatcher:
         for queue in self.queues.values():
             if queue.buffer and queue.running < queue.slots:
                 self._start(queue, now)
-        if not self._asked and not self._context.lanes.is_busy(Lane.CLAIM):
+        if not self._asked and not self.is_held and not self._context.lanes.is_busy(Lane.CLAIM):
             self._claim(now)
 
     # claims
@@ -203,6 +212,8 @@ class Dispatcher:
         context.report.recovered("claim failed", "jobs are claimed again")
         self.version = claimed.version
         attempts = claimed.attempts
+        if attempts:
+            self.newest_claim = attempts[0].claim_id
         again = {name for name, _ in claimed.again}
         for queue in asked:
             mine = attempts if len(asked) == 1 else [attempt for attempt in attempts if attempt.queue == queue.name]
@@ -237,9 +248,16 @@ class Dispatcher:
                 self._running.claimed(attempt, queue, now)
         self.watch_deadlines()
 
+    def adopt(self, attempts: Sequence[Attempt], now: float) -> None:
+        """Jobs that were claimed by a claim without an answer."""
+        for queue in self.queues.values():
+            if mine := [attempt for attempt in attempts if attempt.queue == queue.name]:
+                self._take(queue, mine, now)
+
     def _claim_failed(self, error: DatabaseError, now: float) -> None:
         asked, self._asked = self._asked, []
         unknown = error.failure is Failure.OUTCOME_UNKNOWN
+        self.is_in_doubt |= unknown
         self._cancelled.clear()
         for queue in asked:
             queue.claim_failed(nothing_came=not unknown)

@@ -9,6 +9,7 @@ from awa_proto.store import Forgotten
 from awa_proto.store.upkeep import KeptFor, Probe, Pruned, Rotation
 from awa_proto.worker.context import Context
 from awa_proto.worker.report import INFO
+from awa_proto.worker.rescue import rescues
 from awa_proto.worker.upkeep import Duty
 
 BATCH: Final = 1000
@@ -22,8 +23,8 @@ CLEAN_EVERY: Final = 60.0
 HELD_EVERY: Final = 600.0
 
 
-def duties(context: Context) -> list[Duty]:
-    """All of them."""
+def duties(context: Context, rescued: Callable[[tuple[int, int]], None]) -> list[Duty]:
+    """All of them. rescued: see `rescues`."""
     store, retention = context.store, context.config.retention
 
     def rotated(rotation: Rotation, now: float) -> None:
@@ -62,6 +63,7 @@ def duties(context: Context) -> list[Duty]:
         Duty("probe", PROBE_EVERY, store.probe, probed),
         Duty("rotate", ROTATE_EVERY, lambda: store.rotate(retention.completed), rotated),
         Duty("prune", PRUNE_EVERY, lambda: store.prune(retention.completed), pruned),
+        *rescues(context, rescued),
         Duty("dead letters", CLEAN_EVERY, lambda: store.prune_dlq(retention.dead_letters, BATCH), _whole(BATCH)),
         Duty("failed jobs", CLEAN_EVERY, lambda: store.prune_failed(retention.failed, BATCH), _whole(BATCH)),
         Duty("attempts", CLEAN_EVERY, lambda: store.prune_attempts(BATCH), _whole(BATCH)),

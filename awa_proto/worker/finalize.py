@@ -83,6 +83,13 @@ class Finalizer:
         self.unwritten = 0
         self.retry_due: datetime | None = None
 
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Those whose results are not written yet."""
+        sent = () if self._sent is None else self._sent.ended
+        stuck = (ended for batch in self._stuck for ended in batch.ended)
+        return [ended.attempt for ended in (*self._pending, *sent, *stuck)]
+
     def add(
         self,
         attempt: Attempt,

@@ -39,6 +39,10 @@ class Hooked:
         """Its handler is about to run; arguments as `started`."""
         self._out.append(Happened(started(attempt, at, deadline)))
 
+    def tell(self, event: AnyEvent) -> None:
+        """Something happened, and is committed."""
+        self._out.append(Happened(event))
+
     def ended(self, ended: Ended) -> None:
         """It ended, and that is committed."""
         event = event_of(ended)

@@ -53,6 +53,11 @@ class Running:
         """Attempts that run and have not been ended."""
         return [attempt for fence, (attempt, _, _) in self._started.items() if fence not in self._ended]
 
+    @property
+    def started(self) -> list[Attempt]:
+        """Attempts whose handlers run, also of those that have been ended."""
+        return [attempt for attempt, _, _ in self._started.values()]
+
     def claimed(self, attempt: Attempt, queue: ServedQueue, now: float) -> None:
         """Note the deadline of an attempt that was just claimed: the database counts from there, so this does too."""
         seconds = limit(attempt, queue.config.deadline)

@@ -31,6 +31,8 @@ class Timer(IntEnum):
     """The listening connection is probed, or opened again."""
     LEAD = 9
     """The lease of the leader is renewed, or asked for."""
+    ADOPT = 11
+    """It is asked what a claim took whose answer was lost."""
     UPKEEP = 10
     """A duty of the leader is due."""
 

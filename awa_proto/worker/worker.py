@@ -16,6 +16,7 @@ component   | decides                                        | timers
 ------------|------------------------------------------------|-------------------
 lifecycle   | phases: registration, stages of the stop       | REGISTER, STOP
 dispatch    | claims and starts (served: how much, and when) | CLAIM, BUFFER
+adopt       | what claims took whose answers were lost       | ADOPT
 running     | slots in use, one end per attempt              | DEADLINE
 finalize    | batches of results, sent until they are in     | FLUSH
 promote     | deferred jobs                                  | PROMOTE
@@ -41,6 +42,7 @@ from awa_proto.followup import FollowUps
 from awa_proto.job import Attempt
 from awa_proto.store import Registration, Store
 from awa_proto.task import Task
+from awa_proto.worker.adopt import Adopter
 from awa_proto.worker.clock import DatabaseClock
 from awa_proto.worker.config import WorkerConfig
 from awa_proto.worker.context import Context
@@ -91,7 +93,8 @@ class WorkerMachine:
     """A worker without I/O. One owner calls it; everybody else puts events in the owner's inbox."""
 
     __slots__ = (
-        "_context", "_dispatcher", "_drain", "_finalizer", "_lanes", "_leader", "_lifecycle", "_listener", "_living", "_out",
+        "_adopter", "_context",
+        "_dispatcher", "_drain", "_finalizer", "_lanes", "_leader", "_lifecycle", "_listener", "_living", "_out",
         "_promoter", "_queues", "_report", "_running", "_surveyor", "_tally", "_timers", "_upkeep",
     )  # fmt: skip
 
@@ -131,10 +134,11 @@ class WorkerMachine:
         self._living = Living()
         self._running = Running(self._finalizer, self._living.recordings)
         self._dispatcher = Dispatcher(self._context, self._out, tasks, self._queues, self._finalizer, self._running)
+        self._adopter = Adopter(self._context, self._dispatcher, self._finalizer, self._running)
         self._surveyor = Surveyor(self._context, self._dispatcher)
         self._promoter = Promoter(self._context, self._dispatcher, self._finalizer)
         self._listener = Listener(self._context, self._queues)
-        self._upkeep = Upkeep(self._context, duties(self._context))
+        self._upkeep = Upkeep(self._context, duties(self._context, self._dispatcher.cancelled))
         self._leader = Leader(self._context, self._upkeep)
         self._drain = Drain(
             self._out, self._queues, self._dispatcher, self._finalizer, self._running, self._promoter, self._surveyor
@@ -292,6 +296,8 @@ class WorkerMachine:
                 self._surveyor.ask(now)
             case Timer.LISTEN:
                 self._listener.tick()
+            case Timer.ADOPT:
+                self._adopter.ask()
             case Timer.LEAD:
                 self._leader.ask(now)
             case Timer.UPKEEP:
@@ -302,6 +308,7 @@ class WorkerMachine:
                 assert_never(timer)
 
     def _settle(self, now: float) -> None:
+        self._adopter.settle(now)
         self._dispatcher.settle(now)
         self._finalizer.settle(now)
         self._promoter.settle(now)
@@ -312,6 +319,7 @@ class WorkerMachine:
 
     def _open(self, registration: Registration, now: float) -> None:
         self._dispatcher.open(registration.instance, registration.ring)
+        self._adopter.open(registration.instance)
         self._surveyor.open(registration.queues, now)
         self._promoter.open(now)
         self._listener.open()
@@ -327,6 +335,7 @@ class WorkerMachine:
 
     def _close(self, now: float) -> None:
         self._dispatcher.close(now)
+        self._adopter.close()
         self._surveyor.close()
         self._promoter.close()
         self._leader.close()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from datetime import UTC, datetime
 from typing import Any
 
 from awa_proto.errors import DatabaseError
-from awa_proto.store import Forgotten, Promoted, Ring
+from awa_proto.store import Forgotten, Promoted, Ring, StrandedPage
 from awa_proto.store.upkeep import Leadership, Probe, Pruned, Rotation
 from awa_proto.testing.process import Process
 from awa_proto.testing.simulator import Simulation
@@ -17,6 +18,7 @@ from awa_proto.worker.leader import LEASE, RENEW_EVERY, SPREAD
 from tests.core.test_machine import Bench, of
 
 AWAY = "08006"
+FOUND = [(name, StrandedPage([], datetime(2026, 1, 1, tzinfo=UTC), None)) for name in ("find_stale", "find_overdue")]
 MINE = Leadership(7, True, 1, LEASE)
 
 
@@ -181,6 +183,7 @@ DUTIES: dict[str, Any] = {
     "prune_failed": 0,
     "prune_attempts": 0,
     "forget_keys": Forgotten(0, None),
+    **dict(FOUND),
 }
 
 

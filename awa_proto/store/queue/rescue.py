@@ -1,8 +1,8 @@
 """Rescue: the attempts that their worker will not end, and those of a worker that it does not know.
 
 A claim is its worker's for as long as that beats, and for a while after the claim itself, which is as good a sign of life. What
-is open is found from the marks of `sweep`, which the first page of a look moves on, so that a look costs what is open and
-what was claimed since the last one. Finding ends nothing: an attempt is ended by a closure, as ever, whoever finds it.
+is open is found from the marks of `sweep`, so that a look costs what is open, and what was claimed since they were moved on.
+Finding ends nothing: an attempt is ended by a closure, as ever, whoever finds it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from awa_proto.job import Attempt
 from awa_proto.plan import Op, Plan, Rows, Statement
 from awa_proto.store import Place, Stranded, StrandedPage, WorkerInfo
 from awa_proto.store.queue.names import FEW_CLOSURES, PROGRESSING, Names
-from awa_proto.store.queue.sweep import open_claims, sweep
+from awa_proto.store.queue.sweep import open_claims
 
 GONE_AFTER = "1 day"
 """How long a row of a worker that beats no more is kept, for people to see."""
@@ -141,11 +141,10 @@ def stranded(row: tuple[object, ...]) -> Stranded:
 
 
 def find_stale(n: Names, silent: float, limit: int, after: Place | None) -> Op[StrandedPage]:
-    """Attempts whose worker is silent. The first page moves the marks on, and forgets workers that are gone for long."""
+    """Attempts whose worker is silent. The first page forgets workers that are gone for long."""
 
     def plan() -> Plan[StrandedPage]:
         if after is None:
-            yield from sweep(n, 5000).start()
             yield from forgetting(n)
         return (yield from _finding(n, "rescue.stale", silent, limit, after, overdue=False))
 

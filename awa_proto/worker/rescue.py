@@ -1,0 +1,205 @@
+"""Rescue: ending attempts that their own worker does not end, since it is dead or stuck, or they are beyond their deadline.
+
+Two duties of the leader. Each looks for a page of such attempts, ends them like any flush, and looks for the next page:
+
+what was found                       | what becomes of it
+-------------------------------------|--------------------------------------------------------------------------
+an attempt                           | counts as failed: retryable with back-off, or failed for good on the last one
+its result is refused by the database| it is taken out of its batch, in halves; the others are ended
+somebody was faster                  | nothing: it is ended, or is found again
+nothing could be written             | the same once more, twice; then it is found again
+
+Hooks are told `Rescued`, and `Exhausted` after it. Follow-ups are best effort: in a transaction of their own after the
+commit, and what fails there is logged and leaves the rescue as it is.
+
+A database that was away has heard nobody's heartbeat. So the first look after a gap believes nothing it sees, and the next
+one comes when every worker has had the time to beat.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from awa_proto.errors import DatabaseError, Failure
+from awa_proto.events import RescueReason
+from awa_proto.followup import FollowUp, FollowUpError
+from awa_proto.job import JobRow, JobState
+from awa_proto.outcome import Outcome, conclude
+from awa_proto.plan import Op
+from awa_proto.store import Ended, NewJob, Place, StrandedPage, Verdict, Verdicts
+from awa_proto.worker.context import Context
+from awa_proto.worker.endings import Endings
+from awa_proto.worker.events import Lane
+from awa_proto.worker.happened import job_after, rescued
+from awa_proto.worker.report import ERROR, INFO, WARNING
+from awa_proto.worker.upkeep import Duty
+
+PAGE: Final = 500
+"""Most attempts that one look finds; the next one follows at once."""
+LATE: Final = 1.5
+"""Seconds beyond its deadline until an attempt is ended from outside: its own worker does it at the moment itself."""
+_TRIES: Final = 3
+_SPLIT: Final = frozenset({Failure.REFUSED, Failure.UNIQUE_VIOLATION, Failure.BUSY, Failure.TIMED_OUT})
+"""Failures that one attempt may cause for those it is ended with."""
+
+
+def rescues(context: Context, told: Callable[[tuple[int, int]], None]) -> list[Duty]:
+    """The duties. told: called with the (id, run_lease) of each attempt that was ended, should this worker run it itself."""
+    settings, store = context.config.liveness, context.store
+
+    def stale(after: Place | None) -> Op[StrandedPage]:
+        return store.find_stale(settings.stale_after, PAGE, after)
+
+    def overdue(after: Place | None) -> Op[StrandedPage]:
+        return store.find_overdue(LATE, PAGE, after)
+
+    of_silent = Rescue(context, told, RescueReason.STALE_HEARTBEAT, stale, settings.rescue_interval)
+    of_overdue = Rescue(context, told, RescueReason.DEADLINE_EXCEEDED, overdue, settings.deadline_interval)
+    return [
+        Duty("rescue of silent workers", settings.rescue_interval, of_silent.look, of_silent.found),
+        Duty("rescue of overdue attempts", settings.deadline_interval, of_overdue.look, of_overdue.found),
+    ]
+
+
+class Rescue:
+    """One reason to end attempts from outside."""
+
+    __slots__ = ("_after", "_context", "_endings", "_find", "_gap", "_looked_at", "_reason", "_told")
+
+    def __init__(
+        self,
+        context: Context,
+        told: Callable[[tuple[int, int]], None],
+        reason: RescueReason,
+        find: Callable[[Place | None], Op[StrandedPage]],
+        every: float,
+    ) -> None:
+        self._context = context
+        self._endings = Endings(context)
+        self._told = told
+        self._reason = reason
+        self._find = find
+        self._gap = every + context.config.liveness.heartbeat_interval / 2
+        self._looked_at = -math.inf
+        self._after: Place | None = None
+
+    def look(self) -> Op[StrandedPage]:
+        """The next page."""
+        return self._find(self._after)
+
+    def found(self, page: StrandedPage, now: float) -> float | None:
+        """End what was found. Seconds until the next look: 0 when there is another page, None for the usual."""
+        gap, self._looked_at = now - self._looked_at, now
+        if gap > self._gap and self._reason is RescueReason.STALE_HEARTBEAT:
+            self._after = None
+            return self._context.config.liveness.heartbeat_interval
+        self._after = page.after
+        if page.stranded:
+            context = self._context
+            ended = [
+                Ended(
+                    attempt,
+                    conclude(
+                        attempt,
+                        self._reason,
+                        page.now,
+                        context.random,
+                        dead_letters=context.config.keeps_dead_letters(attempt.queue),
+                    ),
+                    flushed=recorded,
+                )
+                for attempt, recorded in page.stranded
+            ]
+            self._end(ended, _TRIES)
+        return None if page.after is None else 0.0
+
+    def _end(self, ended: Sequence[Ended], tries: int, flush: int | None = None) -> None:
+        """Write it. flush: that of an earlier sending, which may have been committed."""
+        random = self._context.random
+        number = int(random() * 2**31) << 31 | int(random() * 2**31) if flush is None else flush
+
+        def done(verdicts: Verdicts, now: float) -> None:
+            self._written(ended, verdicts, now)
+
+        def failed(error: DatabaseError, now: float) -> None:
+            self._context.last_error = error
+            if len(ended) > 1 and error.failure in _SPLIT:
+                half = len(ended) // 2
+                for part in (ended[:half], ended[half:]):
+                    self._end(part, _TRIES, number)
+            elif tries > 1 and error.failure not in _SPLIT:
+                self._end(ended, tries - 1, number)
+            else:
+                self._context.report.warn(
+                    now, "rescue failed", "attempts could not be rescued; they are found again",
+                    jobs=[e.attempt.id for e in ended][:20], error=str(error),
+                )  # fmt: skip
+
+        self._context.lanes.run(Lane.UPKEEP, self._context.store.finalize(ended, number), done, failed)
+
+    def _written(self, ended: Sequence[Ended], verdicts: Verdicts, now: float) -> None:
+        context = self._context
+        duplicates: list[int] = []
+        for each, verdict in zip(ended, verdicts, strict=True):
+            attempt, transition = each.attempt, each.transition
+            if verdict in {Verdict.ACCEPTED, Verdict.DUPLICATE}:
+                self._told((attempt.id, attempt.run_lease))
+            if verdict is Verdict.DUPLICATE:
+                duplicates.append(attempt.id)
+            if verdict is not Verdict.ACCEPTED:
+                continue
+            is_last = transition.to is JobState.FAILED
+            self._endings.count(attempt.kind, attempt.queue, transition.ending, transition.to, 1)
+            context.report.sample(
+                now, ERROR if is_last else WARNING, f"rescued: {attempt.kind}",
+                "an attempt was rescued; its job fails for good" if is_last else "an attempt was rescued; its job runs again",
+                job=attempt.id, kind=attempt.kind, queue=attempt.queue, attempt=attempt.attempt, reason=str(self._reason),
+            )  # fmt: skip
+            if attempt.kind in context.hooked.kinds:
+                context.hooked.tell(rescued(each))
+                if is_last:
+                    context.hooked.ended(each)
+            self._follow_up(each, now)
+        if duplicates:
+            context.report.tell(
+                INFO, "rescheduled as duplicate", "jobs were cancelled instead of run again: newer ones have their unique keys",
+                jobs=duplicates,
+            )  # fmt: skip
+
+    def _follow_up(self, ended: Ended, now: float) -> None:
+        """Enqueue what follows from it, for each outcome by itself."""
+        outcomes = (
+            (Outcome.RESCUED, Outcome.EXHAUSTED) if ended.transition.to is JobState.FAILED else (Outcome.RESCUED,)
+        )
+        for outcome in outcomes:
+            if not self._context.follow_ups.wants(ended.attempt.kind, outcome):
+                continue
+
+            def unread(follow_up: FollowUp, error: Exception) -> None:
+                self._lost(ended, f"{follow_up.name}: {error}", now)
+
+            try:
+                jobs = self._context.follow_ups.of(ended, job_after(ended), unread, outcome)
+            except FollowUpError as error:
+                self._lost(ended, str(error), now)
+                continue
+            if jobs:
+                self._insert(ended, jobs)
+
+    def _insert(self, ended: Ended, jobs: Sequence[NewJob]) -> None:
+        def done(rows: Sequence[JobRow], _: float) -> None:
+            self._endings.followed_up(len(jobs), sum(not row.existed for row in rows))
+
+        def failed(error: DatabaseError, now: float) -> None:
+            self._lost(ended, str(error), now)
+
+        self._context.lanes.run(Lane.UPKEEP, self._context.store.insert(jobs, skip=True), done, failed)
+
+    def _lost(self, ended: Ended, error: str, now: float) -> None:
+        self._context.report.sample(
+            now, ERROR, f"follow-up of a rescue lost: {ended.attempt.kind}",
+            "a follow-up of a rescued attempt could not be made; the rescue stands",
+            job=ended.attempt.id, kind=ended.attempt.kind, error=error,
+        )  # fmt: skip
