@@ -289,8 +289,8 @@ class Client(Tasks):
 
     def _tell(self, events: Sequence[AnyEvent]) -> None:
         """Hooks of what a committed call did."""
-        for event in events:
-            self._hook_runner().tell(event)
+        if events:
+            self._hook_runner().tell(events)
 
     def _hook_runner(self) -> HookRunner:
         """The one of the event loop that runs."""

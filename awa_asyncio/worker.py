@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, assert_never
 
@@ -81,7 +81,7 @@ class Worker:
         channel: str,
         new_job: Callable[[StartJob], RunningJob],
         capacity: int,
-        happened: Callable[[AnyEvent], object] = nobody_listens,
+        happened: Callable[[Sequence[AnyEvent]], object] = nobody_listens,
         tracer: Tracer | None = None,
         heart: Callable[[], BlockingLane] | None = None,
     ) -> None:
@@ -93,7 +93,7 @@ class Worker:
             channel: What the listening lane LISTENs on; a payload is the name of a queue, or empty for all.
             new_job: Makes what a handler is called with, a blocking one when the task is not async.
             capacity: Most handlers at the same time, and so the most threads.
-            happened: Told each event of a kind that has hooks; returns at once and raises nothing.
+            happened: Told the events of kinds that have hooks, as they come; returns at once and raises nothing.
             tracer: Makes a span of each attempt.
             heart: Makes the lane of the heartbeat, in its thread; without it there is none, and jobs are soon another's.
         """
@@ -243,8 +243,8 @@ class Worker:
                 self._cancel(output)
             case Emit():
                 tell(output)
-            case Happened(event=event):
-                self._happened(event)
+            case Happened(events=events):
+                self._happened(events)
             case Beat(heartbeat=heartbeat):
                 self._begin_beating(heartbeat)
             case Drained(token=answer):

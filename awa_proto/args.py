@@ -115,8 +115,16 @@ def decoder(args_type: type[Any] | None) -> Callable[[str], Any]:
     if args_type in (None, dict):
         return decode_object
 
+    validate: Callable[[str], Any] | None = None
+
     def decode(text: str) -> Any:
-        return _codec(args_type).decode(text)
+        nonlocal validate
+        if validate is None:
+            validate = _codec(args_type).validate
+        try:
+            return validate(text)
+        except Exception as error:  # a validator or __post_init__ of the user may raise anything
+            raise SerializationError("args", _why_not_read(error)) from error
 
     return decode
 
@@ -190,12 +198,6 @@ class _Codec:
         if self.holds_any:
             _refuse_changed("args", args, found)
         return text
-
-    def decode(self, text: str) -> Any:
-        try:
-            return self.validate(text)
-        except Exception as error:  # a validator or __post_init__ of the user may raise anything
-            raise SerializationError("args", _why_not_read(error)) from error
 
 
 @_per_type

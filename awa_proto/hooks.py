@@ -16,12 +16,12 @@ the event loop ends                         | hooks under way are cancelled, wha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from awa_proto.error_text import describe, traceback_of
-from awa_proto.events import AnyEvent, with_args
+from awa_proto.events import AnyEvent, job_args_json, job_kind, with_args
 from awa_proto.worker.events import Emit
 from awa_proto.worker.report import ERROR, WARNING, Report
 
@@ -29,8 +29,8 @@ AT_ONCE: Final = 8
 """Most events being handled at the same time, by one client on one event loop."""
 MOST_WAITING: Final = 4000
 """Most events that wait for their turn: several times what one flush of a worker tells at once."""
-IN_A_ROW: Final = 25
-"""Most hooks that a task calls before it gives the event loop a turn, if none of them does."""
+IN_A_ROW: Final = 200
+"""Most hooks that a task calls before it gives the event loop a turn, if none of them does: more than events come in one."""
 SAID_EVERY: Final = 60.0
 """Seconds between two warnings that events are dropped."""
 
@@ -56,64 +56,57 @@ class Hook:
     name: str
 
 
-@dataclass(slots=True, eq=False)
-class Turn:
-    """An event whose hooks are called one after the other. Opaque to a driver. Not frozen, which takes longer to make."""
-
-    event: AnyEvent
-    left: Iterator[Hook]
-    context: Any
-
-
-@dataclass(slots=True, eq=False)
 class RunHook:
     """Run `call` in a copy of `context` and answer with `ended`: await it when `is_async`, else in a thread of its own.
 
-    context: what `happened` was given.
+    One of the places where events are handled. The same object stands for what is called there after this; not made anew,
+    and with the event itself for its last hook, since that takes longer than most hooks do.
+
+    hook: which one. event: what it is told, still without args. later: the hooks that are told it after this one.
+    context: what `happened` was given, opaque to the core.
     """
 
-    hook: Hook
-    turn: Turn
+    __slots__ = ("context", "event", "hook", "later")
+
+    def __init__(self, event: AnyEvent, hooks: Sequence[Hook], context: Any) -> None:
+        self.hook = hooks[0]
+        self.later = hooks[1:]
+        self.event = event
+        self.context = context
 
     @property
     def is_async(self) -> bool:
         """Whether `call` returns what is to be awaited."""
         return self.hook.is_async
 
-    @property
-    def context(self) -> Any:
-        """Opaque to the core."""
-        return self.turn.context
-
     def call(self) -> Any:
         """Call the hook with the event, whose args are as it wants them. Raises whatever the hook raises, or ArgsNotRead."""
-        event = self.turn.event
+        event, hook = self.event, self.hook
         try:
-            args = self.hook.decode(event.job.args_json)
+            args = hook.decode(job_args_json(event))
         except Exception as error:  # a validator of the user may raise anything
             raise ArgsNotRead(describe(error)) from error
-        return self.hook.function(with_args(event, args))
-
-
-HookOutput: TypeAlias = RunHook | Emit
+        if self.later:
+            return hook.function(with_args(event, args))
+        event.args = args
+        return hook.function(event)
 
 
 class HookQueue:
-    """Events of one client on their way to hooks. A machine: drain `poll_output` after each of the other calls.
+    """Events of one client on their way to hooks. `happened` and `ended` say which hook is to be called.
 
-    hooks: by kind, as they are now and as they become. dropped: how many events were, since the queue was full or its loop
-    ended.
+    hooks: by kind, as they are now and as they become. said: log lines that the driver is to write, oldest first, and take
+    out. dropped: how many events were, since the queue was full or its loop ended.
     """
 
-    __slots__ = ("_hooks", "_report", "_running", "_runs", "_said", "_waiting", "dropped")
+    __slots__ = ("_hooks", "_report", "_running", "_waiting", "dropped", "said")
 
     def __init__(self, hooks: Mapping[str, Sequence[Hook]]) -> None:
         self._hooks = hooks
-        self._waiting: deque[Turn] = deque()
+        self._waiting: deque[tuple[AnyEvent, Sequence[Hook], Any]] = deque()
         self._running = 0
-        self._runs: deque[RunHook] = deque()
-        self._said: deque[Emit] = deque()
-        self._report = Report(self._said)
+        self.said: deque[Emit] = deque()
+        self._report = Report(self.said)
         self.dropped = 0
 
     @property
@@ -126,58 +119,45 @@ class HookQueue:
         """How many events wait."""
         return len(self._waiting)
 
-    def happened(self, event: AnyEvent, now: float, context: Any) -> None:
-        """An event, committed.
+    def happened(self, events: Iterable[AnyEvent], now: float, context: Any) -> list[RunHook]:
+        """Events, committed. What is to be called now.
 
-        now: seconds of a monotonic clock. context: what its hooks are to run in, for the driver.
+        now: seconds of a monotonic clock. context: what their hooks are to run in, for the driver.
         """
-        hooks = self._hooks.get(event.job.kind)
+        runs: list[RunHook] = []
+        for event in events:
+            hooks = self._hooks.get(job_kind(event))
+            if not hooks:
+                continue
+            if self._running < AT_ONCE:
+                self._running += 1
+                runs.append(RunHook(event, hooks, context))
+            elif len(self._waiting) < MOST_WAITING:
+                self._waiting.append((event, hooks, context))
+            else:
+                self.dropped += 1
+                self._report.warn(
+                    now, "hook events dropped", "hooks are slower than events come; the newest are dropped",
+                    quiet=SAID_EVERY, dropped=self.dropped, waiting=MOST_WAITING, running=self._running,
+                    kind=job_kind(event),
+                )  # fmt: skip
+        return runs
+
+    def ended(self, run: RunHook) -> RunHook | None:
+        """A hook returned, or raised. What is to be called in its place: the next hook, or the first one of the next event."""
+        hooks = run.later
         if not hooks:
-            return
-        turn = Turn(event, iter(hooks), context)
-        if self._running < AT_ONCE:
-            self._running += 1
-            self._go_on(turn)
-        elif len(self._waiting) < MOST_WAITING:
-            self._waiting.append(turn)
-        else:
-            self.dropped += 1
-            self._report.warn(
-                now, "hook events dropped", "hooks are slower than events come; the newest are dropped",
-                quiet=SAID_EVERY, dropped=self.dropped, waiting=MOST_WAITING, running=self._running, kind=event.job.kind,
-            )  # fmt: skip
+            if not self._waiting:
+                self._running -= 1
+                return None
+            run.event, hooks, run.context = self._waiting.popleft()
+        run.hook = hooks[0]
+        run.later = hooks[1:]
+        return run
 
-    def ended(self, run: RunHook, error: BaseException | None, now: float) -> None:
-        """A hook returned, or raised."""
-        if error is not None:
-            self._tell(run, error, now)
-        self._go_on(run.turn)
-
-    def cut_off(self) -> None:
-        """A hook was ended, or not begun, since its event loop or the process ends: what waits will never have its turn."""
-        self._running -= 1
-        self.dropped += len(self._waiting)
-        self._waiting.clear()
-
-    def poll_output(self) -> HookOutput | None:
-        """The next thing to do; None when all is said."""
-        if self._said:
-            return self._said.popleft()
-        return self._runs.popleft() if self._runs else None
-
-    def _go_on(self, turn: Turn) -> None:
-        """The next hook of this event; after its last one, the next event."""
-        hook = next(turn.left, None)
-        while hook is None and self._waiting:
-            turn = self._waiting.popleft()
-            hook = next(turn.left, None)
-        if hook is None:
-            self._running -= 1
-        else:
-            self._runs.append(RunHook(hook, turn))
-
-    def _tell(self, run: RunHook, error: BaseException, now: float) -> None:
-        event, name = run.turn.event, run.hook.name
+    def raised(self, run: RunHook, error: BaseException, now: float) -> None:
+        """What a hook raised, before `ended`."""
+        event, name = run.event, run.hook.name
         facts = {"hook": name, "event": type(event).__name__, "job": event.job.id, "kind": event.job.kind}
         if isinstance(error, ArgsNotRead):
             message = "the args of a job do not fit the class of a hook, which is skipped"
@@ -185,3 +165,9 @@ class HookQueue:
         else:
             found = {"error": describe(error), "traceback": traceback_of(error)}
             self._report.sample(now, ERROR, f"hook failed: {name}", "a hook failed", **facts, **found)
+
+    def cut_off(self) -> None:
+        """A hook was ended, or not begun, since its event loop or the process ends: what waits will never have its turn."""
+        self._running -= 1
+        self.dropped += len(self._waiting)
+        self._waiting.clear()

@@ -263,8 +263,8 @@ class Client(Tasks):
 
     def _tell(self, events: Sequence[AnyEvent]) -> None:
         """Hooks of what a committed call did."""
-        for event in events:
-            self._hook_runner.tell(event)
+        if events:
+            self._hook_runner.tell(events)
 
     def _database(self) -> Database:
         """The database, made by whichever thread needs it first."""

@@ -6,14 +6,14 @@ Nothing waits for a hook. The threads are daemons: when the process ends, so do 
 import contextvars
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Sequence
 from threading import Lock
 
 from awa_proto.driving.threads import PassingThreads
-from awa_proto.driving.working import tell
+from awa_proto.driving.working import tell_all
 from awa_proto.events import AnyEvent
-from awa_proto.hooks import HookOutput, HookQueue, RunHook
-from awa_proto.worker.events import Emit
+from awa_proto.hooks import HookQueue, RunHook
 
 _log = logging.getLogger("awa")
 
@@ -26,43 +26,34 @@ class HookRunner:
         self._lock = Lock()
         self._threads: PassingThreads[RunHook] = PassingThreads(self._run, "awa hook")
 
-    def tell(self, event: AnyEvent) -> None:
-        """Let hooks be called with a committed event, and do not wait."""
+    def tell(self, events: Sequence[AnyEvent]) -> None:
+        """Let hooks be called with committed events, and do not wait."""
         context = contextvars.copy_context()
-        if (run := self._do(lambda now: self.queue.happened(event, now, context))) is not None:
-            self._start(run)
-
-    def _do(self, act: Callable[[float], None]) -> RunHook | None:
-        """Something to the queue, and what it then says: outside of the lock, for a log handler may use the client too.
-
-        A hook that is to be called is returned: what happened leads to one at most.
-        """
         with self._lock:
-            act(time.monotonic())
-            outputs: list[HookOutput] = []
-            while (output := self.queue.poll_output()) is not None:
-                outputs.append(output)
-        called: RunHook | None = None
-        for output in outputs:
-            match output:
-                case RunHook():
-                    called = output
-                case Emit():
-                    tell(output)
-        return called
+            runs = self.queue.happened(events, time.monotonic(), context)
+        for run in runs:
+            self._start(run)
+        self._say()
 
     def _start(self, run: RunHook) -> None:
         try:
             self._threads.start(run)
         except RuntimeError as error:
             _log.warning("the hook %s was not called: %s", run.hook.name, error)
-            self._do(lambda _: self.queue.cut_off())
+            with self._lock:
+                self.queue.cut_off()
 
     def _run(self, run: RunHook) -> None:
         """A hook, in a thread, then those that wait."""
         following: RunHook | None = run
         while following is not None:
-            following = self._ended(following, self._call(following))
+            error = self._call(following)
+            with self._lock:
+                if error is not None:
+                    self.queue.raised(following, error, time.monotonic())
+                following = self.queue.ended(following)
+            if error is not None:
+                self._say()
 
     def _call(self, run: RunHook) -> BaseException | None:
         """What the hook raised."""
@@ -73,5 +64,10 @@ class HookRunner:
             return error
         return None
 
-    def _ended(self, run: RunHook, error: BaseException | None) -> RunHook | None:
-        return self._do(lambda now: self.queue.ended(run, error, now))
+    def _say(self) -> None:
+        """Log lines, outside of the lock: a log handler may use the client too."""
+        if self.queue.said:
+            with self._lock:
+                said = deque(self.queue.said)
+                self.queue.said.clear()
+            tell_all(said)

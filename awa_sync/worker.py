@@ -15,7 +15,7 @@ If the loop itself fails, all jobs' flags are set and the error is logged at onc
 import contextvars
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from threading import Event as Signal
 from threading import Thread
@@ -97,7 +97,7 @@ class Worker:
         channel: str,
         new_job: Callable[[StartJob], RunningJob],
         capacity: int,
-        happened: Callable[[AnyEvent], object] = nobody_listens,
+        happened: Callable[[Sequence[AnyEvent]], object] = nobody_listens,
         tracer: Tracer | None = None,
         heart: Callable[[], BlockingLane] | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ class Worker:
             channel: What the listening lane LISTENs on; a payload is the name of a queue, or empty for all.
             new_job: Makes what a handler is called with.
             capacity: Most handlers at the same time, and so the most threads.
-            happened: Told each event of a kind that has hooks; returns at once and raises nothing.
+            happened: Told the events of kinds that have hooks, as they come; returns at once and raises nothing.
             tracer: Makes a span of each attempt.
             heart: Makes the lane of the heartbeat, in its thread; without it there is none, and jobs are soon another's.
         """
@@ -259,8 +259,8 @@ class Worker:
                     running.mark_cancelled(reason)
             case Emit():
                 tell(output)
-            case Happened(event=event):
-                self._happened(event)
+            case Happened(events=events):
+                self._happened(events)
             case Beat(heartbeat=heartbeat):
                 self._begin_beating(heartbeat)
             case Drained(token=answer):

@@ -8,18 +8,18 @@ system tasks, and what waits is dropped; a hook that shields itself from that ho
 
 import contextvars
 import functools
-import itertools
 import logging
 import math
+from collections import deque
+from collections.abc import Sequence
 
 import trio
 from outcome import Error, Outcome
 
 from awa_proto.driving.contexts import begin_in
-from awa_proto.driving.working import tell
+from awa_proto.driving.working import tell_all
 from awa_proto.events import AnyEvent
 from awa_proto.hooks import IN_A_ROW, HookQueue, RunHook
-from awa_proto.worker.events import Emit
 
 _log = logging.getLogger("awa")
 
@@ -29,65 +29,76 @@ class HookRunner:
 
     def __init__(self, queue: HookQueue) -> None:
         self.queue = queue
+        self._ready: deque[RunHook] = deque()
+        self._is_served = False
         self._token = trio.lowlevel.current_trio_token()
 
-    def tell(self, event: AnyEvent) -> None:
-        """Let hooks be called with a committed event, and do not wait. Called in trio."""
-        self.queue.happened(event, trio.current_time(), contextvars.copy_context())
-        self._go_on()
+    def tell(self, events: Sequence[AnyEvent]) -> None:
+        """Let hooks be called with committed events, and do not wait. Called in trio."""
+        for run in self.queue.happened(events, trio.current_time(), contextvars.copy_context()):
+            self._start(run)
+        tell_all(self.queue.said)
 
     def abandon(self) -> None:
         """Nothing: the run has ended, and its tasks with it."""
 
-    def _go_on(self) -> None:
-        if (awaited := self._carry_out()) is None:
+    def _start(self, run: RunHook) -> None:
+        if run.is_async:
+            self._ready.append(run)
+            if not self._is_served:
+                self._serve_what_is_ready()
             return
-        try:
-            trio.lowlevel.spawn_system_task(self._serve, awaited, name="awa hook")
-        except RuntimeError as error:  # trio is at its end
-            self._not_called(awaited, error)
-
-    def _carry_out(self) -> RunHook | None:
-        """What the queue says. A hook that is to be awaited is returned: what happened leads to one at most."""
-        awaited: RunHook | None = None
-        while (output := self.queue.poll_output()) is not None:
-            match output:
-                case RunHook() if output.is_async:
-                    awaited = output
-                case RunHook():
-                    self._start_plain(output)
-                case Emit():
-                    tell(output)
-        return awaited
-
-    async def _serve(self, run: RunHook) -> None:
-        """A hook, then those that wait."""
-        for count in itertools.count(1):
-            context: contextvars.Context = run.context
-            error: BaseException | None = None
-            try:
-                if (rest := begin_in(context.copy(), run.call)) is not None:
-                    await rest
-            except BaseException as raised:  # noqa: BLE001  a hook ends nothing but itself; this is its whole task
-                error = raised
-            if trio.current_effective_deadline() == -math.inf:
-                self.queue.cut_off()
-                return
-            self.queue.ended(run, error, trio.current_time())
-            following = self._carry_out()
-            if following is None:
-                return
-            run = following
-            if count % IN_A_ROW == 0:
-                await trio.lowlevel.cancel_shielded_checkpoint()
-
-    def _start_plain(self, run: RunHook) -> None:
         context: contextvars.Context = run.context.copy()
         call = functools.partial(context.run, run.call)
         try:
             trio.lowlevel.start_thread_soon(call, functools.partial(self._deliver, run), name="awa hook")
         except RuntimeError as error:  # there are too many threads, or Python is at its end
             self._not_called(run, error)
+
+    # `async def` hooks
+
+    def _serve_what_is_ready(self) -> None:
+        """Begin a task. Another one begins when a hook of this one waits for something."""
+        try:
+            trio.lowlevel.spawn_system_task(self._serve, name="awa hook")
+        except RuntimeError as error:  # trio is at its end
+            while self._ready:
+                self._not_called(self._ready.popleft(), error)
+        else:
+            self._is_served = True
+
+    async def _serve(self) -> None:
+        is_server, queue, count = True, self.queue, 0
+        while is_server and self._ready:
+            run: RunHook | None = self._ready.popleft()
+            while run is not None:
+                error: BaseException | None = None
+                try:
+                    if (rest := begin_in(run.context.copy(), run.call)) is not None:
+                        if is_server:
+                            is_server = self._is_served = False
+                            if self._ready:
+                                self._serve_what_is_ready()
+                        await rest
+                except BaseException as raised:  # noqa: BLE001  a hook ends nothing but itself; this is its whole task
+                    error = raised
+                if (error is not None or not is_server) and trio.current_effective_deadline() == -math.inf:
+                    queue.cut_off()
+                    break
+                if error is not None:
+                    queue.raised(run, error, trio.current_time())
+                    tell_all(queue.said)
+                run = queue.ended(run)
+                if run is not None and not run.hook.is_async:
+                    self._start(run)
+                    run = None
+                count += 1
+                if count % IN_A_ROW == 0:
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+        if is_server:
+            self._is_served = False
+
+    # plain ones
 
     def _not_called(self, run: RunHook, error: RuntimeError) -> None:
         _log.warning("the hook %s was not called: %s", run.hook.name, error)
@@ -97,10 +108,13 @@ class HookRunner:
         """In the thread of a plain hook that has ended."""
         error = outcome.error if isinstance(outcome, Error) else None
         try:
-            self._token.run_sync_soon(self._ended, run, error)
+            self._token.run_sync_soon(self._ended_plain, run, error)
         except trio.RunFinishedError:
             _log.debug("the hook %s ended after trio.run", run.hook.name)
 
-    def _ended(self, run: RunHook, error: BaseException | None) -> None:
-        self.queue.ended(run, error, trio.current_time())
-        self._go_on()
+    def _ended_plain(self, run: RunHook, error: BaseException | None) -> None:
+        if error is not None:
+            self.queue.raised(run, error, trio.current_time())
+            tell_all(self.queue.said)
+        if (following := self.queue.ended(run)) is not None:
+            self._start(following)

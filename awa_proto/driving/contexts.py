@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextvars import Context
-from typing import Any, Protocol
+from types import CoroutineType
+from typing import Any, Protocol, TypeAlias
+
+Steps: TypeAlias = "Generator[Any, Any, Any] | CoroutineType[Any, Any, Any]"
+"""What is sent and thrown into."""
 
 
 class Awaited(Protocol):
@@ -19,9 +23,14 @@ def begin_in(context: Context, call: Callable[[], Awaited]) -> Rest | None:
     What it sets there the task it is called in does not see. A task would cost several times as much, and a turn of the
     loop. In a task, because the first step may ask for the current one. Raises what it raises.
     """
-    steps = context.run(lambda: call().__await__())
+    return context.run(_begin, context, call)
+
+
+def _begin(context: Context, call: Callable[[], Awaited]) -> Rest | None:
+    awaited = call()
+    steps = awaited if type(awaited) is CoroutineType else awaited.__await__()
     try:
-        wanted = context.run(steps.send, None)
+        wanted = steps.send(None)
     except StopIteration:
         return None
     return Rest(steps, wanted, context)
@@ -32,7 +41,7 @@ class Rest:
 
     __slots__ = ("_context", "_steps", "_wanted")
 
-    def __init__(self, steps: Generator[Any, Any, Any], wanted: Any, context: Context) -> None:
+    def __init__(self, steps: Steps, wanted: Any, context: Context) -> None:
         self._steps = steps
         self._wanted = wanted
         self._context = context

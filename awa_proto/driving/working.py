@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 from awa_proto.errors import DatabaseError
@@ -83,10 +84,16 @@ def open_lane(database: LaneDatabase[T], name: Lane, channel: str, put: Callable
     )
 
 
-def nobody_listens(_: AnyEvent) -> None:
-    """What is called with an event where there is nobody to tell."""
+def nobody_listens(_: Sequence[AnyEvent]) -> None:
+    """What is called with events where there is nobody to tell."""
 
 
 def tell(emit: Emit) -> None:
     """Write a log line of the machine."""
     _log.log(emit.level, "%s", emit.text, extra={"awa": emit.fields})
+
+
+def tell_all(said: deque[Emit]) -> None:
+    """Write log lines, and take them out."""
+    while said:
+        tell(said.popleft())

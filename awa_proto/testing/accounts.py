@@ -85,7 +85,12 @@ class Accounts:
         claim.is_started = True
         self.runs[attempt.id] += 1
 
-    def happened(self, worker: int, event: AnyEvent) -> None:
+    def heard(self, worker: int, events: Iterable[AnyEvent]) -> None:
+        """Hooks of a worker are told of these."""
+        for event in events:
+            self._told(worker, event)
+
+    def _told(self, worker: int, event: AnyEvent) -> None:
         """Hooks of a worker are told: that an attempt starts, or how it ended, once each and as it is written."""
         job, name = event.job, type(event).__name__
         claim = self.claims[job.id, job.run_lease]

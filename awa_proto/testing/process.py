@@ -222,8 +222,8 @@ class Process:
                     self._cancel(attempt)
                 case Emit():
                     pass
-                case Happened(event=event):
-                    self._world.accounts.happened(self.number, event)
+                case Happened(events=told):
+                    self._world.accounts.heard(self.number, told)
                 case Beat(heartbeat=heartbeat):
                     self.heart = Heart(self._world, self, heartbeat)
                 case Drained(token=token):

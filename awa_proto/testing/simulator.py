@@ -191,7 +191,7 @@ class Simulation:
     # what is observed
 
     def record(self, number: int, output: Output) -> None:
-        """One line of the trace."""
+        """A line of the trace; of what happened, one for each event."""
         match output:
             case RunOp(id=id, op=op, lane=lane):
                 line: tuple[Any, ...] = ("run", id, op.name, lane)
@@ -202,8 +202,10 @@ class Simulation:
             case Emit(key=key, fields=fields):
                 self.told[key] += 1
                 line = ("emit", key, str(fields))
-            case Happened(event=event):
-                line = ("happened", event.job.id, type(event).__name__)
+            case Happened(events=told):
+                for event in told:
+                    self.trace.append((self.now, number, "happened", event.job.id, type(event).__name__))
+                return
             case Beat():
                 line = ("beat",)
             case Drained():

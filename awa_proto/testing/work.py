@@ -29,7 +29,7 @@ from awa_proto.errors import DatabaseError, Failure
 from awa_proto.events import AnyEvent, JobEvent
 from awa_proto.followup import FollowUps
 from awa_proto.handler import JobBase
-from awa_proto.hooks import HookQueue, RunHook
+from awa_proto.hooks import HookQueue
 from awa_proto.intake import Intake, requested
 from awa_proto.job import JobRow
 from awa_proto.options import EnqueueRequest, InsertOpts
@@ -243,8 +243,9 @@ class _Work:
                         events.append((yield from self._run(output)))
                     case StartJob():
                         events.append((yield from self._handle(output)))
-                    case Happened(event=event):
-                        yield from self._tell(event)
+                    case Happened(events=told):
+                        for event in told:
+                            yield from self._tell(event)
                     case Emit():
                         _say(output)
                     case Stopped():
@@ -298,14 +299,14 @@ class _Work:
         self._happened.append(
             dataclasses.replace(event, args=args.value if isinstance(args, Returned) else event.job.args)
         )
-        self._hooks.happened(event, self._time(), None)
-        while (output := self._hooks.poll_output()) is not None:
-            match output:
-                case RunHook():
-                    ended: Returned | Raised = yield Call(output.call, output.is_async)
-                    self._hooks.ended(output, ended.error if isinstance(ended, Raised) else None, self._time())
-                case Emit():
-                    _say(output)
+        (run,) = self._hooks.happened((event,), self._time(), None) or (None,)
+        while run is not None:
+            ended: Returned | Raised = yield Call(run.call, run.is_async)
+            if isinstance(ended, Raised):
+                self._hooks.raised(run, ended.error, self._time())
+            run = self._hooks.ended(run)
+        while self._hooks.said:
+            _say(self._hooks.said.popleft())
 
     def _result(self) -> Generator[Any, Any, WorkResult]:
         ended = self._store.ended

@@ -20,15 +20,17 @@ from typing import Final
 from awa_proto import errors
 from awa_proto.error_text import describe
 from awa_proto.errors import DatabaseError, Failure, TerminalError
+from awa_proto.events import AnyEvent
 from awa_proto.job import Attempt
 from awa_proto.outcome import Ending, Raised, Returned, Snooze
 from awa_proto.store import Claimed, Demand, Ring
 from awa_proto.task import Task
 from awa_proto.worker.backoff import Backoff
 from awa_proto.worker.context import Context
-from awa_proto.worker.deadlines import Fence, limit
+from awa_proto.worker.deadlines import Fence
 from awa_proto.worker.events import CancelJob, Lane, Output, Reason, StartJob
 from awa_proto.worker.finalize import Finalizer
+from awa_proto.worker.happened import started
 from awa_proto.worker.running import Running
 from awa_proto.worker.served import ServedQueue
 from awa_proto.worker.timers import Timer
@@ -289,6 +291,8 @@ class Dispatcher:
         buffer, tasks, running, finalizer = queue.buffer, self._tasks, self._running, self._finalizer
         hooked = self._context.hooked
         kinds = hooked.kinds
+        at, default = self._context.clock.at(now), queue.config.deadline
+        told: list[AnyEvent] | None = None
         while buffer and queue.running < queue.slots and finalizer.unwritten < self._bound:
             attempt = buffer.popleft()
             if self._overdue and (attempt.id, attempt.run_lease) in self._overdue:
@@ -305,7 +309,9 @@ class Dispatcher:
                 continue
             running.start(attempt, queue, now)
             if kinds and attempt.kind in kinds:
-                hooked.starts(attempt, self._context.clock.at(now), limit(attempt, queue.config.deadline))
+                if told is None:
+                    told = hooked.begin()
+                told.append(started(attempt, at, default))
             self._out.append(StartJob(attempt, task, args, running.recordings))
         queue.moved_at = now
         self._watch_buffers(now)

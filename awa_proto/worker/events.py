@@ -7,6 +7,7 @@ None, then waits again. `now` is a monotonic clock in seconds. Outputs are never
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -187,10 +188,10 @@ class Emit:
 class Happened:
     """Hooks are to be told, now that it is committed; nothing waits for them. Only of kinds that have hooks.
 
-    event: without its args, which each hook gets as it wants them.
+    events: in the order they came, without their args, which each hook gets as it wants them.
     """
 
-    event: AnyEvent
+    events: Sequence[AnyEvent]
 
 
 @dataclass(frozen=True, slots=True)

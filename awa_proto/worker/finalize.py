@@ -176,6 +176,7 @@ class Finalizer:
         otherwise: list[tuple[int, Verdict]] = []
         hooked = self._context.hooked
         kinds = hooked.kinds
+        told: list[Ended] = []
         wanted = 0
         with_output: list[Ended] = []
         endings: Counter[tuple[str, str, Ending | None, JobState]] = Counter()
@@ -189,7 +190,7 @@ class Finalizer:
                 if transition.entry is not None:
                     self._tell(ended, now)
                 if kinds and attempt.kind in kinds:
-                    hooked.ended(ended)
+                    told.append(ended)
                 if ended.output is not None or transition.entry is not None:
                     with_output.append(ended)
                 wanted += len(ended.follow_ups)
@@ -201,6 +202,7 @@ class Finalizer:
         for (kind, queue, ending, to), times in endings.items():
             self._endings.count(kind, queue, ending, to, times)
         self._endings.written(with_output, now)
+        hooked.ended(told)
         if wanted:  # an earlier sending whose answer was lost may have inserted them
             self._endings.followed_up(wanted, wanted if batch.backoff.failures else verdicts.inserted)
         if otherwise:

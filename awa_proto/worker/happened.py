@@ -6,15 +6,26 @@ Both are made of what the machine has in hand anyway, so neither reads the datab
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final, assert_never
 
-from awa_proto.events import AnyEvent, Cancelled, Completed, Exhausted, Rescued, Retried, Started, WaitingForCallback
+from awa_proto.events import (
+    AnyEvent,
+    Cancelled,
+    Completed,
+    Exhausted,
+    Rescued,
+    Retried,
+    Started,
+    WaitingForCallback,
+    unmade,
+)
 from awa_proto.job import Attempt, JobRow, JobState
 from awa_proto.outcome import Ending, Outcome
 from awa_proto.store import Ended
+from awa_proto.worker.deadlines import limit
 from awa_proto.worker.events import Happened, Output
 
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
@@ -35,19 +46,20 @@ class Hooked:
         self._out = out
         self.kinds = kinds
 
-    def starts(self, attempt: Attempt, at: datetime, deadline: float | None) -> None:
-        """Its handler is about to run; arguments as `started`."""
-        self._out.append(Happened(started(attempt, at, deadline)))
+    def begin(self) -> list[AnyEvent]:
+        """A list that is told at this place of the stream, with the events that are in it when the stream is read."""
+        told: list[AnyEvent] = []
+        self._out.append(Happened(told))
+        return told
 
     def tell(self, event: AnyEvent) -> None:
         """Something happened, and is committed."""
-        self._out.append(Happened(event))
+        self._out.append(Happened((event,)))
 
-    def ended(self, ended: Ended) -> None:
-        """It ended, and that is committed."""
-        event = event_of(ended)
-        if event is not None:
-            self._out.append(Happened(event))
+    def ended(self, ended: Iterable[Ended]) -> None:
+        """These ended, and that is committed."""
+        if told := [event for event in map(event_of, ended) if event is not None]:
+            self._out.append(Happened(told))
 
 
 def job_after(ended: Ended, *, with_output: bool = False) -> JobRow:
@@ -96,13 +108,18 @@ def _instant(run_lease: int) -> datetime | None:
         return None
 
 
-def started(attempt: Attempt, at: datetime, deadline: float | None) -> Started[None]:
+def started(attempt: Attempt, at: datetime, default: float | None) -> Started[None]:
     """The handler of a claimed attempt is about to run.
 
-    at: now, in database time. deadline: seconds the attempt may take, or None.
+    at: now, in database time. default: seconds an attempt of its queue may take, or None.
     """
-    claimed = claimed_at(attempt, at)
-    job = JobRow(
+    return unmade(Started, attempt.kind, attempt.args, _fill_started, (attempt, at, default))
+
+
+def _fill_started(event: Started[None], source: tuple[Attempt, datetime, float | None]) -> None:
+    attempt, at, default = source
+    claimed, seconds = claimed_at(attempt, at), limit(attempt, default)
+    event.job = JobRow(
         attempt.id,
         attempt.kind,
         attempt.queue,
@@ -115,10 +132,9 @@ def started(attempt: Attempt, at: datetime, deadline: float | None) -> Started[N
         attempt.run_at,
         attempt.created_at,
         attempted_at=claimed,
-        deadline_at=None if deadline is None else claimed + timedelta(seconds=deadline),
+        deadline_at=None if seconds is None else claimed + timedelta(seconds=seconds),
         extra_json=attempt.extra,
     )
-    return Started(job, None)
 
 
 def rescued(ended: Ended) -> Rescued[None]:
@@ -127,23 +143,28 @@ def rescued(ended: Ended) -> Rescued[None]:
     return Rescued(job_after(ended), None, ended.transition.rescue)
 
 
+def _fill_completed(event: Completed[None], ended: Ended) -> None:
+    event.job = job_after(ended, with_output=True)
+    event.duration = timedelta(seconds=ended.took)
+
+
 def event_of(ended: Ended) -> AnyEvent | None:
     """The event of an attempt that ended, still without its args; None where the outcome is none."""
-    transition = ended.transition
+    attempt, transition = ended.attempt, ended.transition
     outcome = transition.outcome
+    if outcome is Outcome.COMPLETED:  # the most frequent by far
+        return unmade(Completed, attempt.kind, attempt.args, _fill_completed, ended)
     if outcome is None:
         return None
-    job = job_after(ended, with_output=True)
+    job = job_after(ended)
     error = "" if transition.entry is None else str(transition.entry["error"])
     match outcome:
-        case Outcome.COMPLETED:
-            return Completed(job, None, timedelta(seconds=ended.took))
         case Outcome.RETRIED:
             assert transition.run_at is not None
             asked = transition.ending is Ending.RETRY_AFTER
-            return Retried(job, None, "" if asked else error, ended.attempt.attempt, transition.run_at)
+            return Retried(job, None, "" if asked else error, attempt.attempt, transition.run_at)
         case Outcome.EXHAUSTED:
-            return Exhausted(job, None, error, ended.attempt.attempt)
+            return Exhausted(job, None, error, attempt.attempt)
         case Outcome.CANCELLED:
             return Cancelled(job, None, error.removeprefix(_CANCELLED))
         case Outcome.WAITING_FOR_CALLBACK:

@@ -160,7 +160,7 @@ class Rescue:
             if attempt.kind in context.hooked.kinds:
                 context.hooked.tell(rescued(each))
                 if is_last:
-                    context.hooked.ended(each)
+                    context.hooked.ended((each,))
             self._follow_up(each, now)
         if duplicates:
             context.report.tell(

@@ -50,19 +50,24 @@ class Bench:
         self.queue = HookQueue({"k": hooks})
         self.now = 100.0
         self.running: list[RunHook] = []
-        self.said: list[Emit] = []
 
     @property
     def at_work(self) -> list[tuple[int, str]]:
-        return [(run.turn.event.job.id, run.hook.name) for run in self.running]
+        return [(run.event.job.id, run.hook.name) for run in self.running]
+
+    @property
+    def said(self) -> list[Emit]:
+        return list(self.queue.said)
 
     def happened(self, event: AnyEvent, context: object = None) -> None:
-        self.queue.happened(event, self.now, context)
-        self._drain()
+        self.running += self.queue.happened((event,), self.now, context)
 
     def ended(self, error: BaseException | None = None, *, which: int = 0) -> None:
-        self.queue.ended(self.running.pop(which), error, self.now)
-        self._drain()
+        run = self.running.pop(which)
+        if error is not None:
+            self.queue.raised(run, error, self.now)
+        if (following := self.queue.ended(run)) is not None:
+            self.running.append(following)
 
     def call(self) -> None:
         """Call the first one, and say how it ended."""
@@ -72,13 +77,6 @@ class Bench:
             self.ended(error)
         else:
             self.ended()
-
-    def _drain(self) -> None:
-        while (output := self.queue.poll_output()) is not None:
-            if isinstance(output, RunHook):
-                self.running.append(output)
-            else:
-                self.said.append(output)
 
 
 # order
@@ -105,12 +103,9 @@ def test_hooks_that_are_registered_while_an_event_is_handled_hear_of_the_next_on
     registry = Registry()
     registry.on_event("k")(id)
     queue = HookQueue(registry.hooks)
-    queue.happened(event(1), 0.0, None)
-    first = queue.poll_output()
+    (first,) = queue.happened([event(1)], 0.0, None)
     registry.on_event("k")(len)
-    assert isinstance(first, RunHook)
-    queue.ended(first, None, 0.0)
-    assert (queue.poll_output(), queue.running) == (None, 0)
+    assert (queue.ended(first), queue.running) == (None, 0)
 
 
 # bounds
@@ -173,6 +168,21 @@ def test_when_the_loop_ends_what_waits_is_dropped_and_what_comes_later_is_handle
 # what a hook does
 
 
+def test_each_hook_has_an_event_of_its_own() -> None:
+    heard: list[AnyEvent] = []
+
+    def change(event: AnyEvent) -> None:
+        heard.append(event)
+        event.args["to"] = "somebody else"
+
+    bench = Bench(hook("a", None, change), hook("b", None, change), hook("c", None, heard.append))
+    bench.happened(event(1))
+    for _ in range(3):
+        bench.call()
+    assert [got.args["to"] for got in heard] == ["somebody else", "somebody else", "a"]
+    assert len({id(got) for got in heard}) == 3
+
+
 @pytest.mark.parametrize("error", [ValueError("no smtp"), SystemExit(3), GeneratorExit()], ids=repr)
 def test_a_raising_hook_is_logged_with_its_name_and_the_next_one_is_called(error: BaseException) -> None:
     bench = Bench(hook("app.mail"), hook("app.metrics"))
@@ -232,9 +242,7 @@ def test_a_hook_of_a_kind_hears_of_jobs_whose_args_are_no_object(args: str) -> N
     heard: list[AnyEvent] = []
     registry.on_event("k")(heard.append)
     queue = HookQueue(registry.hooks)
-    queue.happened(event(1, args=args), 0.0, None)
-    run = queue.poll_output()
-    assert isinstance(run, RunHook)
+    (run,) = queue.happened([event(1, args=args)], 0.0, None)
     run.call()
     assert [got.args for got in heard] == [got.job.args for got in heard]
 
@@ -258,6 +266,7 @@ def test_whatever_hooks_do_every_event_is_handled_in_full_or_counted_as_dropped(
     queue = HookQueue({"k": [hook(name) for name in names]})
     pace = random.choice((0.0001, 0.01, 0.1))
     numbers = count()
+    burst = random.choice((1, 2, 10))
     coming = [(random.random() * 10, next(numbers), None) for _ in range(random.choice((50, 500, 3000)))]
     due: list[tuple[float, int, RunHook | None]] = list(coming)
     heapq.heapify(due)
@@ -267,23 +276,25 @@ def test_whatever_hooks_do_every_event_is_handled_in_full_or_counted_as_dropped(
     while due:
         now, _, run = heapq.heappop(due)
         if run is None:
-            queue.happened(event(next(ids)), now, None)
+            begun = queue.happened([event(next(ids)) for _ in range(burst)], now, None)
         else:
-            at_work.discard(run.turn.event.job.id)
-            queue.ended(run, ValueError() if random.random() < 0.2 else None, now)
-        while (output := queue.poll_output()) is not None:
-            if isinstance(output, RunHook):
-                id = output.turn.event.job.id
-                assert id not in at_work
-                at_work.add(id)
-                called.setdefault(id, []).append(output.hook.name)
-                heapq.heappush(due, (now + random.expovariate(1 / pace), next(numbers), output))
+            at_work.discard(run.event.job.id)
+            if random.random() < 0.2:
+                queue.raised(run, ValueError(), now)
+            following = queue.ended(run)
+            begun = [] if following is None else [following]
+        for run in begun:
+            id = run.event.job.id
+            assert id not in at_work
+            at_work.add(id)
+            called.setdefault(id, []).append(run.hook.name)
+            heapq.heappush(due, (now + random.expovariate(1 / pace), next(numbers), run))
         assert queue.running == len(at_work) <= AT_ONCE
         assert queue.waiting <= MOST_WAITING
         assert not queue.waiting or queue.running == AT_ONCE
     assert all(order == names for order in called.values())
     assert list(called) == sorted(called)
-    assert len(called) + queue.dropped == len(coming)
+    assert len(called) + queue.dropped == burst * len(coming)
 
 
 # registration

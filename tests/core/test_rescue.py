@@ -280,7 +280,7 @@ class Bench:
 
     @property
     def events(self) -> list[Any]:
-        return [output.event for output in self.out if isinstance(output, Happened)]
+        return [event for output in self.out if isinstance(output, Happened) for event in output.events]
 
     @property
     def keys(self) -> list[str]:

@@ -197,7 +197,7 @@ async def test_a_stale_result_fires_no_outcome_event_though_started_has_fired(ha
 async def test_jobs_of_kinds_without_hooks_fire_nothing(harness: Harness) -> None:
     told: list[AnyEvent] = []
     ear = Ear(harness)
-    harness.hook_runner.tell = told.append
+    harness.hook_runner.tell = told.extend
     harness.hook("hooked", ear)
     for kind in ("hooked", "plain"):
         harness.handler(kind, nothing)
@@ -463,8 +463,9 @@ async def hook(_):
 async def main():
     runner = HookRunner(queue(hook, True))
     for _ in range(AT_ONCE + 10):
-        runner.tell(event)
-    await asyncio.sleep(0)
+        runner.tell([event])
+    for _ in range(AT_ONCE):
+        await asyncio.sleep(0)
 
 asyncio.run(main(), debug=True)
 """,
@@ -478,7 +479,7 @@ async def hook(_):
 async def main():
     runner = HookRunner(queue(hook, True))
     for _ in range(AT_ONCE + 10):
-        runner.tell(event)
+        runner.tell([event])
 
 asyncio.run(main(), debug=True)
 """,
@@ -495,8 +496,9 @@ async def hook(_):
 async def main():
     runner = HookRunner(queue(hook, True))
     for _ in range(AT_ONCE + 10):
-        runner.tell(event)
-    await asyncio.sleep(0)
+        runner.tell([event])
+    for _ in range(AT_ONCE):
+        await asyncio.sleep(0)
 
 asyncio.run(main(), debug=True)
 """,
@@ -514,7 +516,7 @@ def hook(_):
 
 async def main():
     runner = HookRunner(queue(hook, False))
-    runner.tell(event)
+    runner.tell([event])
     await asyncio.to_thread(begun.wait)
 
 asyncio.run(main(), debug=True)
@@ -536,7 +538,7 @@ async def hook(_):
 async def main():
     runner = HookRunner(queue(hook, True))
     for _ in range(AT_ONCE + 10):
-        runner.tell(event)
+        runner.tell([event])
     await trio.testing.wait_all_tasks_blocked()
 
 import trio.testing
@@ -552,7 +554,7 @@ async def hook(_):
 async def main():
     runner = HookRunner(queue(hook, True))
     for _ in range(AT_ONCE + 10):
-        runner.tell(event)
+        runner.tell([event])
 
 trio.run(main)
 """,
@@ -570,7 +572,7 @@ def hook(_):
 
 async def main():
     runner = HookRunner(queue(hook, False))
-    runner.tell(event)
+    runner.tell([event])
     await trio.to_thread.run_sync(begun.wait)
 
 trio.run(main)
@@ -589,7 +591,7 @@ def hook(_):
 
 runner = HookRunner(queue(hook, False))
 for _ in range(AT_ONCE + 10):
-    runner.tell(event)
+    runner.tell([event])
 begun.wait()
 """,
 }
@@ -626,7 +628,7 @@ async def hook(_):
     raise KeyboardInterrupt
 
 async def main():
-    HookRunner(queue(hook, True)).tell(event)
+    HookRunner(queue(hook, True)).tell([event])
     try:
         await asyncio.Event().wait()
     finally:
