@@ -187,6 +187,14 @@ class Client(Tasks):
     pause_queue = bind(ClientOps.pause_queue)
     resume_queue = bind(ClientOps.resume_queue)
     set_stripes = bind(ClientOps.set_stripes)
+    list_cron_jobs = bind(ClientOps.list_cron_jobs)
+    get_cron_job = bind(ClientOps.get_cron_job)
+    put_cron_job = bind(ClientOps.put_cron_job)
+    edit_cron_job = bind(ClientOps.edit_cron_job)
+    pause_cron_job = bind(ClientOps.pause_cron_job)
+    resume_cron_job = bind(ClientOps.resume_cron_job)
+    trigger_cron_job = bind(ClientOps.trigger_cron_job)
+    delete_cron_job = bind(ClientOps.delete_cron_job)
     migrate = bind(ClientOps.migrate)
 
     def transaction(self) -> Transaction:

@@ -7,9 +7,11 @@ its own: Client, Worker, Transaction, Tasks, Job and BlockingJob.
 from awa_proto import events
 from awa_proto.args import JobArgs
 from awa_proto.blocking import BlockingClient
+from awa_proto.cron.job import CronJob
 from awa_proto.errors import (
     AwaError,
     ConfigurationError,
+    CronJobNotFound,
     DatabaseError,
     Failure,
     JobNotFound,
@@ -38,6 +40,8 @@ __all__ = [
     "Cancel",
     "Completed",
     "ConfigurationError",
+    "CronJob",
+    "CronJobNotFound",
     "DatabaseError",
     "DeadLetter",
     "EnqueueRequest",

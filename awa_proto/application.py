@@ -136,6 +136,7 @@ class Application:
             tasks=self.registry.tasks if tasks is None else tasks,
             config=config,
             random=self._random,
+            periodic=self.registry.periodic,
             follow_ups=follow_ups or FollowUps(self.registry.follow_ups, self.operations.intake),
             hooked=self.registry.hooks if hooked is None else hooked,
         )

@@ -47,6 +47,14 @@ class JobNotFound(AwaError, LookupError):
         self.id = id
 
 
+class CronJobNotFound(AwaError, LookupError):
+    """No cron job has this name (any more)."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no cron job has the name {name!r}")
+        self.name = name
+
+
 class TerminalError(AwaError):
     """Raise it (or a subclass) in a handler to fail the job for good, whatever attempts are left."""
 

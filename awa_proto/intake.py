@@ -29,7 +29,7 @@ class Intake:
     """
 
     def __init__(self, tasks: Mapping[str, Task], now: Callable[[], datetime]) -> None:
-        self._tasks = tasks
+        self.tasks = tasks
         self._now = now
         self._large: set[str] = set()
         self._plain = self._maker(Options.of({}, now))
@@ -96,7 +96,7 @@ class Intake:
         """The unique key of a job of which this is given. Raises ValidationError."""
         written = None
         if args is not None:
-            job = self.checked({"kind": kind}).new_job(args, self._tasks)
+            job = self.checked({"kind": kind}).new_job(args, self.tasks)
             kind, written = job.kind, job.args
         elif kind is None:
             raise ValidationError("kind", "is needed where there are no args to tell it")
@@ -135,8 +135,8 @@ class Intake:
 
         Tasks are added and never taken away, so their number tells whether what is known still holds.
         """
-        if len(self._tasks) != self._known:
-            self._known = len(self._tasks)
+        if len(self.tasks) != self._known:
+            self._known = len(self.tasks)
             self._plain = self._maker(Options.of({}, self._now))
         return self._plain(args)
 
@@ -148,7 +148,7 @@ class Intake:
             args_type = type(args)
             maker = makers.get(args_type)
             if maker is None:
-                maker = makers[args_type] = options.maker(args_type, self._tasks)
+                maker = makers[args_type] = options.maker(args_type, self.tasks)
             job = maker(args)
             return job if len(job.args) * 4 <= LARGE_ARGS_BYTES else self._noticed(job)
 

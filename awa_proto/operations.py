@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar, a
 from awa_proto import events
 from awa_proto import schema as schema_
 from awa_proto.args import JobArgs, to_object
+from awa_proto.cron.operations import CronOperations
 from awa_proto.errors import DatabaseError, JobNotFound, UniqueConflict, ValidationError
 from awa_proto.events import AnyEvent
 from awa_proto.extra import compact
@@ -48,7 +49,7 @@ def _untraced() -> None:
     """The trace context where nothing is traced."""
 
 
-class Operations(Generic[C]):
+class Operations(CronOperations, Generic[C]):
     """The calls of a client whose jobs are in one store, generic over the connections that `using=` takes.
 
     tasks: the kinds the client knows, as they are when a job is enqueued. schema: where `migrate` creates the store.

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from awa_proto.args import build, decoder, kind_of
+from awa_proto.cron.registration import Periodic
 from awa_proto.errors import ValidationError
 from awa_proto.followup import FollowUp, Registered
 from awa_proto.hooks import Hook
@@ -39,6 +40,7 @@ class Registry:
         self._follow_ups_by_kind: dict[str, Mapping[Outcome, tuple[FollowUp, ...]]] = {}
         self._hooks: list[Hook] = []
         self._hooks_by_kind: dict[str, tuple[Hook, ...]] = {}
+        self._periodic: dict[str, Periodic] = {}
         self._included_by: list[Registry] = []
 
     def empty(self) -> Registry:
@@ -62,6 +64,11 @@ class Registry:
     def follow_ups(self) -> Registered:
         """The registered follow-ups by kind and outcome, as they are now and as they become; kinds as those of hooks."""
         return MappingProxyType(self._follow_ups_by_kind)
+
+    @property
+    def periodic(self) -> Mapping[str, Periodic]:
+        """The cron jobs by their name, as they are now and as they become."""
+        return MappingProxyType(self._periodic)
 
     @property
     def descriptors(self) -> dict[str, dict[str, Any]]:
@@ -110,18 +117,33 @@ class Registry:
         for registry in self._included_by:
             registry.add_hook(hook)
 
+    def add_periodic(self, periodic: Periodic) -> None:
+        """Register a cron job here, and in every registry that includes this one; the same one counts once.
+
+        Raises ValidationError when there is another one of that name.
+        """
+        for registry in (self, *self._included_by):
+            registry.check_periodic(periodic)
+        self._periodic[periodic.name] = periodic
+        for registry in self._included_by:
+            registry.add_periodic(periodic)
+
     def include(self, other: Registry) -> None:
         """Take over the tasks and hooks of another registry, those it has and those it will get. Raises as `add`."""
         for task in other.tasks.values():
             self.check(task)
         for hook in other._hooks:
             self.check_hook(hook)
+        for periodic in other.periodic.values():
+            self.check_periodic(periodic)
         for task in other.tasks.values():
             self.add(task)
         for follow_up in other._follow_ups:
             self.add_follow_up(follow_up)
         for hook in other._hooks:
             self.add_hook(hook)
+        for periodic in other.periodic.values():
+            self.add_periodic(periodic)
         other.inform(self)
 
     def inform(self, registry: Registry) -> None:
@@ -189,6 +211,12 @@ class Registry:
         if before is not None and before is not task:
             raise ValidationError("kind", f"{task.kind!r} has a handler already: {_called(before.handler)}")
         self._check_function("handler", task.handler, "the job", is_async=task.is_async)
+
+    def check_periodic(self, periodic: Periodic) -> None:
+        """Raise ValidationError when the cron job cannot be registered here."""
+        before = self._periodic.get(periodic.name)
+        if before is not None and before is not periodic:
+            raise ValidationError("name", f"there is a cron job {periodic.name!r} already")
 
     def check_hook(self, hook: Hook) -> None:
         """Raise ValidationError when the hook cannot be registered here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar, overload
 
+from awa_proto.cron.registration import RegistersPeriodic
 from awa_proto.events import JobEvent
 from awa_proto.followup import RegistersFollowUps
 from awa_proto.outcome import Result
@@ -38,8 +39,8 @@ class RegisterHook(Protocol[A]):
     def __call__(self, hook: Callable[[JobEvent[A]], N], /) -> Callable[[JobEvent[A]], N]: ...
 
 
-class Tasks(RegistersFollowUps):
-    """The tasks, hooks and follow-ups of one module, without a client: `Client(dsn, tasks=[tasks])` takes them.
+class Tasks(RegistersFollowUps, RegistersPeriodic):
+    """The tasks, hooks, follow-ups and cron jobs of one module, without a client: `Client(dsn, tasks=[tasks])` takes them.
 
     What is added after that counts too.
     """

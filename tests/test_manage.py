@@ -116,3 +116,22 @@ def test_queues_are_counted_paused_resumed_and_drained(client: awa_sync.Client) 
 )
 def test_what_is_wrong_is_said_in_a_line(client: awa_sync.Client, args: list[str], code: int, says: str) -> None:
     assert says in run(client, *args, code=code)
+
+
+def test_cron_jobs_are_listed_paused_triggered_edited_and_deleted(client: awa_sync.Client) -> None:
+    client.put_cron_job("nightly", "0 3 * * *", {"n": 1}, kind="say", timezone="Europe/Berlin")
+    listed = run(client, "cron", "list")
+    assert "nightly" in listed
+    assert "Europe/Berlin" in listed
+    assert run(client, "cron", "pause", "nightly", "--by", "me") == "cron job nightly is paused\n"
+    (shown,) = json.loads(run(client, "cron", "list", "--json"))
+    assert (shown["paused_by"], shown["args"], shown["cron"]) == ("me", {"n": 1}, "0 3 * * *")
+    assert shown["next_fire_at"] is not None
+    assert run(client, "cron", "resume", "nightly") == "cron job nightly is not paused\n"
+    assert run(client, "cron", "trigger", "nightly") == f"job {client.list_jobs()[0].id} is enqueued\n"
+    edited = run(client, "cron", "edit", "nightly", "--cron", "5 4 * * *", "-q", "other")
+    assert edited == "cron job nightly: 5 4 * * * in Europe/Berlin, queue other, priority 2\n"
+    assert "cron:" in run(client, "cron", "edit", "nightly", "--cron", "x", code=2)
+    assert run(client, "cron", "delete", "nightly") == "cron job nightly is deleted\n"
+    for command in ("pause", "resume", "trigger", "edit", "delete"):
+        assert "no cron job has the name 'nightly'" in run(client, "cron", command, "nightly", code=1)

@@ -10,13 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from awa_proto.extra import after_attempt
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
 from awa_proto.outcome import DeadLetter, Transition, rfc3339
-from awa_proto.plan import Op
+from awa_proto.plan import Op, Plan
 from awa_proto.store.upkeep import Leadership, Probe, Pruned, Rotation
+
+if TYPE_CHECKING:
+    from awa_proto.cron.job import CronJob, CronTemplate, Fire
 
 
 class Unique(NamedTuple):
@@ -501,6 +504,26 @@ class Store(Protocol):
     def resign(self, instance: int) -> Op[None]:
         """Be it no longer."""
         ...
+
+    def put_cron(self, templates: Sequence[CronTemplate], *, declared: bool) -> Op[int]:
+        """Make cron jobs, or make those of the same names like these; how many were made or changed.
+
+        declared: by code, which changes only what it did not say before.
+        """
+        ...
+
+    def list_cron(self, name: str | None = None) -> Op[tuple[datetime, list[CronJob]]]:
+        """The time of the database, and all cron jobs by name, or the one of a name."""
+        ...
+
+    def pass_fires(self, fires: Sequence[Fire]) -> Plan[list[str]]:
+        """Part of an atomic Op: of which cron jobs this transaction enqueues the fires, since nobody else has. By name."""
+        ...
+
+    def pause_cron(self, name: str, by: str | None) -> Op[bool]: ...
+    def resume_cron(self, name: str) -> Op[bool]: ...
+    def edit_cron(self, name: str, changes: Mapping[str, Any]) -> Op[bool]: ...
+    def delete_cron(self, name: str) -> Op[bool]: ...
 
     def sweep(self, most: int = 5000) -> Op[int]:
         """Note how far down the claims of each lane all is over; `most` claims of a lane in a statement. How many were new."""

@@ -17,9 +17,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from awa_proto import extra as extras
+from awa_proto.cron.job import BEFORE_FIRST, CronJob, CronTemplate, Fire
+from awa_proto.cron.registration import digest
+from awa_proto.cron.schedule import Schedule
 from awa_proto.errors import UniqueConflict, ValidationError
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
 from awa_proto.outcome import DeadLetter
@@ -131,6 +134,7 @@ class _Tables:
     leader: int | None = None
     term: int = 0
     led_until: datetime | None = None
+    cron: dict[str, tuple[CronJob, str | None]] = field(default_factory=dict[str, tuple[CronJob, str | None]])
 
 
 class MemoryStore:
@@ -878,6 +882,87 @@ class MemoryStore:
         return _op("set_stripes", act, safe_to_retry=True)
 
     # upkeep: nothing is kept in pieces, and completed jobs stay
+
+    # cron jobs, each with the digest of what the code said
+
+    def put_cron(self, templates: Sequence[CronTemplate], *, declared: bool) -> Op[int]:
+        """They are as these say."""
+
+        def act() -> int:
+            return sum(self._put_cron(template, declared=declared) for template in templates)
+
+        return _op("put_cron", act, safe_to_retry=True)
+
+    def _put_cron(self, template: CronTemplate, *, declared: bool) -> bool:
+        cron, now = self._tables.cron, self._clock()
+        said = digest(template) if declared else None
+        if template.name not in cron:
+            cron[template.name] = CronJob(template, now - BEFORE_FIRST, None, now, now, None, None), said
+            return True
+        job, before = cron[template.name]
+        if declared and said == before:
+            return False
+        after = job.after if template.schedule == job.template.schedule else max(job.after, now)
+        cron[template.name] = replace(job, template=template, after=after, updated_at=now), said or before
+        return True
+
+    def list_cron(self, name: str | None = None) -> Op[tuple[datetime, list[CronJob]]]:
+        """All, or one."""
+
+        def act() -> tuple[datetime, list[CronJob]]:
+            found = sorted(job.name for job, _ in self._tables.cron.values())
+            return self._clock(), [self._tables.cron[each][0] for each in found if name in {None, each}]
+
+        return _op("list_cron", act, safe_to_retry=True)
+
+    def pass_fires(self, fires: Sequence[Fire]) -> Plan[list[str]]:
+        """Those that are still to come are past."""
+        yield from ()
+        mine: list[str] = []
+        for fire in fires:
+            job, said = self._tables.cron.get(fire.name, (None, None))
+            if job is not None and job.after == fire.after and not job.is_paused:
+                self._tables.cron[fire.name] = replace(job, after=fire.at, last_fire_at=fire.at), said
+                mine.append(fire.name)
+        return mine
+
+    def pause_cron(self, name: str, by: str | None) -> Op[bool]:
+        """It fires no more."""
+        return self._change_cron("pause_cron", name, lambda job, now: replace(job, paused_at=now, paused_by=by))
+
+    def resume_cron(self, name: str) -> Op[bool]:
+        """It fires again."""
+        return self._change_cron("resume_cron", name, lambda job, _: replace(job, paused_at=None, paused_by=None))
+
+    def edit_cron(self, name: str, changes: Mapping[str, Any]) -> Op[bool]:
+        """Some of it is another."""
+
+        def changed(job: CronJob, now: datetime) -> CronJob:
+            given = {column: value for column, value in changes.items() if value is not None}
+            template, new = job.template, job.template.job
+            schedule = Schedule(given.get("cron", job.cron), given.get("timezone", job.timezone))
+            new = new._replace(**{column: given[column] for column in ("queue", "priority", "args") if column in given})
+            policy = given.get("missed_fire_policy", job.missed_fire_policy)
+            template = template._replace(schedule=schedule, missed_fire_policy=policy, job=new)
+            after = job.after if schedule == job.template.schedule else max(job.after, now)
+            return replace(job, template=template, after=after)
+
+        return self._change_cron("edit_cron", name, changed)
+
+    def delete_cron(self, name: str) -> Op[bool]:
+        """There is none of that name."""
+        return _op("delete_cron", lambda: self._tables.cron.pop(name, None) is not None)
+
+    def _change_cron(self, called: str, name: str, change: Callable[[CronJob, datetime], CronJob]) -> Op[bool]:
+        def act() -> bool:
+            if name not in self._tables.cron:
+                return False
+            job, said = self._tables.cron[name]
+            now = self._clock()
+            self._tables.cron[name] = replace(change(job, now), updated_at=now), said
+            return True
+
+        return _op(called, act, safe_to_retry=True)
 
     def lead(self, instance: int, lease: float) -> Op[Leadership]:
         """The lease of who leads."""

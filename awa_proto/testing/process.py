@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_never
 
+from awa_proto.cron.registration import Periodic
 from awa_proto.errors import DatabaseError
 from awa_proto.followup import FollowUps
 from awa_proto.intake import Intake
@@ -25,6 +26,7 @@ from awa_proto.testing.accounts import Broken, check
 from awa_proto.testing.faults import Fault, refusal, silence
 from awa_proto.testing.simulator import FOLLOW_UPS, HOOKED, TASKS, BookedStore, Simulation, end_of, follows, play
 from awa_proto.worker.config import WorkerConfig
+from awa_proto.worker.cron import NO_CRON
 from awa_proto.worker.events import (
     Beat,
     CancelJob,
@@ -113,7 +115,9 @@ class Process:
     its heartbeat, once it is registered. is_stuck: its loop handles nothing.
     """
 
-    def __init__(self, world: Simulation, config: WorkerConfig, number: int = 1) -> None:
+    def __init__(
+        self, world: Simulation, config: WorkerConfig, number: int = 1, *, periodic: Mapping[str, Periodic] = NO_CRON
+    ) -> None:
         self._world = world
         self._turn_is_due = False
         self._timer = 0
@@ -131,6 +135,7 @@ class Process:
             random=world.random.random,
             hooked=HOOKED,
             follow_ups=FollowUps(FOLLOW_UPS, Intake(TASKS, world.time)),
+            periodic=periodic,
         )
         self.inbox: list[Event] = []
         self.handlers: dict[tuple[int, int], _Handler] = {}

@@ -8,6 +8,7 @@ from typing import Any, Final
 from awa_proto.store import Forgotten
 from awa_proto.store.upkeep import KeptFor, Probe, Pruned, Rotation
 from awa_proto.worker.context import Context
+from awa_proto.worker.cron import Cron
 from awa_proto.worker.report import INFO
 from awa_proto.worker.rescue import rescues
 from awa_proto.worker.upkeep import Duty
@@ -23,7 +24,7 @@ CLEAN_EVERY: Final = 60.0
 HELD_EVERY: Final = 600.0
 
 
-def duties(context: Context, rescued: Callable[[tuple[int, int]], None]) -> list[Duty]:
+def duties(context: Context, cron: Cron, rescued: Callable[[tuple[int, int]], None]) -> list[Duty]:
     """All of them. rescued: see `rescues`."""
     store, retention = context.store, context.config.retention
 
@@ -59,6 +60,7 @@ def duties(context: Context, rescued: Callable[[tuple[int, int]], None]) -> list
         return 0.0 if answer.keys * 10 >= BATCH else None
 
     return [
+        cron.duty(),
         Duty("sweep", SWEEP_EVERY, lambda: store.sweep(SWEPT), _whole(SWEPT)),
         Duty("probe", PROBE_EVERY, store.probe, probed),
         Duty("rotate", ROTATE_EVERY, lambda: store.rotate(retention.completed), rotated),

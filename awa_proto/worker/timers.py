@@ -35,6 +35,8 @@ class Timer(IntEnum):
     """It is asked what a claim took whose answer was lost."""
     UPKEEP = 10
     """A duty of the leader is due."""
+    CRON = 11
+    """What the code says of cron jobs is looked at again."""
 
 
 class Timers:

@@ -23,6 +23,7 @@ promote     | deferred jobs                                  | PROMOTE
 survey      | segments, pauses, stripes                      | SURVEY
 listen      | notifications: announce, withdraw, probe       | LISTEN
 heartbeat   | signs of life, and progress: in its own thread | its own
+cron        | which cron jobs are declared, and what is due  | CRON
 leader      | whether this worker does the upkeep (upkeep)   | LEAD, UPKEEP
 drain       | whether there is nothing left to do            |
 
@@ -37,6 +38,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+from awa_proto.cron.registration import Periodic
 from awa_proto.errors import DatabaseError
 from awa_proto.followup import FollowUps
 from awa_proto.job import Attempt
@@ -46,6 +48,7 @@ from awa_proto.worker.adopt import Adopter
 from awa_proto.worker.clock import DatabaseClock
 from awa_proto.worker.config import WorkerConfig
 from awa_proto.worker.context import Context
+from awa_proto.worker.cron import NO_CRON, Cron
 from awa_proto.worker.dispatch import Dispatcher
 from awa_proto.worker.drain import Drain
 from awa_proto.worker.duties import duties
@@ -93,9 +96,8 @@ class WorkerMachine:
     """A worker without I/O. One owner calls it; everybody else puts events in the owner's inbox."""
 
     __slots__ = (
-        "_adopter", "_context",
-        "_dispatcher", "_drain", "_finalizer", "_lanes", "_leader", "_lifecycle", "_listener", "_living", "_out",
-        "_promoter", "_queues", "_report", "_running", "_surveyor", "_tally", "_timers", "_upkeep",
+        "_adopter", "_context", "_cron", "_dispatcher", "_drain", "_finalizer", "_lanes", "_leader", "_lifecycle", "_listener",
+        "_living", "_out", "_promoter", "_queues", "_report", "_rings", "_running", "_surveyor", "_tally", "_timers", "_upkeep",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +109,7 @@ class WorkerMachine:
         random: Callable[[], float],
         hooked: Collection[str] = (),
         follow_ups: FollowUps | None = None,
+        periodic: Mapping[str, Periodic] = NO_CRON,
     ) -> None:
         """A worker that has not started.
 
@@ -117,6 +120,7 @@ class WorkerMachine:
             random: Floats in [0, 1): jitter, back-off, flush numbers.
             hooked: The kinds that have hooks, as they are now and as they become.
             follow_ups: Makes those that are registered.
+            periodic: The cron jobs that the code declares, by name, as they are now and as they become.
         """
         self._out: deque[Output] = deque()
         self._lanes = Lanes(self._out, store.replan)
@@ -138,7 +142,8 @@ class WorkerMachine:
         self._surveyor = Surveyor(self._context, self._dispatcher)
         self._promoter = Promoter(self._context, self._dispatcher, self._finalizer)
         self._listener = Listener(self._context, self._queues)
-        self._upkeep = Upkeep(self._context, duties(self._context, self._dispatcher.cancelled))
+        self._cron = Cron(self._context, periodic, tasks)
+        self._upkeep = Upkeep(self._context, duties(self._context, self._cron, self._dispatcher.cancelled))
         self._leader = Leader(self._context, self._upkeep)
         self._drain = Drain(
             self._out, self._queues, self._dispatcher, self._finalizer, self._running, self._promoter, self._surveyor
@@ -147,6 +152,22 @@ class WorkerMachine:
             self._context, self._out, self._dispatcher, self._finalizer, self._running, self._living,
             on_open=self._open, on_close=self._close, on_stopped=self._drain.answer,
         )  # fmt: skip
+
+        self._rings: dict[Timer, Callable[[float], None]] = {
+            Timer.STOP: self._lifecycle.time_is_up,
+            Timer.DEADLINE: self._dispatcher.end_overdue,
+            Timer.FLUSH: _settles,
+            Timer.REGISTER: lambda _: self._lifecycle.register(),
+            Timer.BUFFER: self._dispatcher.release_stuck,
+            Timer.CLAIM: _settles,
+            Timer.PROMOTE: self._promoter.ask,
+            Timer.SURVEY: self._surveyor.ask,
+            Timer.LISTEN: lambda _: self._listener.tick(),
+            Timer.ADOPT: lambda _: self._adopter.ask(),
+            Timer.LEAD: self._leader.ask,
+            Timer.CRON: self._cron.declare,
+            Timer.UPKEEP: self._upkeep.tick,
+        }
 
     # what a driver calls
 
@@ -178,7 +199,7 @@ class WorkerMachine:
             return
         self._lanes.now = now
         for timer in self._timers.take_due(now):
-            self._ring(timer, now)
+            self._rings[timer](now)
         if not self._lifecycle.is_stopped:
             self._settle(now)
 
@@ -280,33 +301,6 @@ class WorkerMachine:
             return
         self._surveyor.woken(name, now)
 
-    def _ring(self, timer: Timer, now: float) -> None:
-        match timer:
-            case Timer.STOP:
-                self._lifecycle.time_is_up(now)
-            case Timer.DEADLINE:
-                self._dispatcher.end_overdue(now)
-            case Timer.BUFFER:
-                self._dispatcher.release_stuck(now)
-            case Timer.REGISTER:
-                self._lifecycle.register()
-            case Timer.PROMOTE:
-                self._promoter.ask(now)
-            case Timer.SURVEY:
-                self._surveyor.ask(now)
-            case Timer.LISTEN:
-                self._listener.tick()
-            case Timer.ADOPT:
-                self._adopter.ask()
-            case Timer.LEAD:
-                self._leader.ask(now)
-            case Timer.UPKEEP:
-                self._upkeep.tick(now)
-            case Timer.CLAIM | Timer.FLUSH:
-                pass  # settling does it
-            case _:
-                assert_never(timer)
-
     def _settle(self, now: float) -> None:
         self._adopter.settle(now)
         self._dispatcher.settle(now)
@@ -331,6 +325,7 @@ class WorkerMachine:
                 )
             )
         )
+        self._cron.open(now)
         self._leader.open(registration.instance, now)
 
     def _close(self, now: float) -> None:
@@ -338,5 +333,10 @@ class WorkerMachine:
         self._adopter.close()
         self._surveyor.close()
         self._promoter.close()
+        self._cron.close()
         self._leader.close()
         self._listener.close()
+
+
+def _settles(_: float) -> None:
+    """What such a timer is for is done by settling, as after every input."""

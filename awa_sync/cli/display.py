@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from awa_proto.cron.job import CronJob
 from awa_proto.job import DlqCursor, JobRow, JobState
 from awa_proto.store import QueueStat
 from awa_proto.store.canonical.switch import StorageStatus
@@ -89,6 +90,37 @@ def queues(stats: Iterable[QueueStat]) -> None:
         numbers = (str(getattr(stat, name)) for name in counts)
         table.add_row(Text(stat.queue), *numbers, f"{stat.lag:.0f} s", ", ".join(marks))
     _print(table)
+
+
+def cron_jobs(found: Iterable[CronJob], now: datetime) -> None:
+    """Print a table of cron jobs."""
+    table = _table("name", "cron", "timezone", "kind", "queue", "last fire", "next fire", "")
+    for job in found:
+        following = _next_fire(job, now)
+        table.add_row(
+            Text(job.name), Text(job.cron), Text(job.timezone), Text(job.kind), Text(job.queue),
+            "" if job.last_fire_at is None else _time(job.last_fire_at), "" if following is None else _time(following),
+            "paused" if job.is_paused else "",
+        )  # fmt: skip
+    _print(table)
+
+
+def cron_job_as_json(job: CronJob, now: datetime) -> dict[str, Any]:
+    """A cron job for programs."""
+    times = {"last_fire_at": job.last_fire_at, "next_fire_at": _next_fire(job, now), "paused_at": job.paused_at}
+    return {
+        "name": job.name, "cron": job.cron, "timezone": job.timezone, "missed_fire_policy": job.missed_fire_policy,
+        "kind": job.kind, "queue": job.queue, "priority": job.priority, "args": job.args, "paused_by": job.paused_by,
+        **{name: None if at is None else at.isoformat() for name, at in times.items()},
+    }  # fmt: skip
+
+
+def _next_fire(job: CronJob, now: datetime) -> datetime | None:
+    """None also where that cannot be told: no such zone here, or no library."""
+    try:
+        return job.next_fire(now)
+    except Exception:  # noqa: BLE001
+        return None
 
 
 def storage(status: StorageStatus) -> None:

@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from typing import Any
 
+from awa_proto.cron.job import CronJob, CronTemplate, Fire
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow
 from awa_proto.plan import Op, Plan
 from awa_proto.store import (
@@ -39,6 +41,7 @@ from awa_proto.store.queue import (
     claim,
     claim_one,
     close,
+    cron,
     dead_letters,
     enqueue,
     leading,
@@ -232,6 +235,27 @@ class QueueStore:
         return settings.set_stripes(self._names, queue, stripes)
 
     # the ring and its marks; the leader's work
+
+    def put_cron(self, templates: Sequence[CronTemplate], *, declared: bool) -> Op[int]:
+        return cron.put(self._names, templates, declared=declared)
+
+    def list_cron(self, name: str | None = None) -> Op[tuple[datetime, list[CronJob]]]:
+        return cron.list_cron(self._names, name)
+
+    def pass_fires(self, fires: Sequence[Fire]) -> Plan[list[str]]:
+        return cron.pass_fires(self._names, fires)
+
+    def pause_cron(self, name: str, by: str | None) -> Op[bool]:
+        return cron.pause_cron(self._names, name, by)
+
+    def resume_cron(self, name: str) -> Op[bool]:
+        return cron.resume_cron(self._names, name)
+
+    def edit_cron(self, name: str, changes: Mapping[str, Any]) -> Op[bool]:
+        return cron.edit_cron(self._names, name, changes)
+
+    def delete_cron(self, name: str) -> Op[bool]:
+        return cron.delete_cron(self._names, name)
 
     def lead(self, instance: int, lease: float) -> Op[Leadership]:
         return leading.lead(self._names, instance, lease)

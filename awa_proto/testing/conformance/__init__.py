@@ -8,7 +8,7 @@ the proof. It speaks anyio only. It is given a store without jobs, and may leave
     rescue
                            one concern each; most need no database
     turns, closers         the same beside transactions that are open
-    leading                who does the upkeep
+    leading, cron          who does the upkeep, and what is enqueued by the clock
     listening, migration, sql
                            the database around it
     ring, prune, rows      what only queue storage, only canonical storage has
@@ -29,6 +29,7 @@ from awa_proto.testing.conformance import (
     claim_one,
     close,
     closers,
+    cron,
     dead_letters,
     deferred,
     endings,
@@ -72,6 +73,7 @@ _MODULES = (
     prune,
     rows,
     leading,
+    cron,
     takeover,
     switch,
     listening,
