@@ -20,6 +20,7 @@ from awa_proto.store.upkeep import Leadership, Probe, Pruned, Rotation
 
 if TYPE_CHECKING:
     from awa_proto.cron.job import CronJob, CronTemplate, Fire
+    from awa_proto.recording import Recording
 
 
 class Unique(NamedTuple):
@@ -128,7 +129,8 @@ class Ended(NamedTuple):
     progress: JSON text the attempt recorded. output: JSON text that becomes the job's output, of a completed attempt.
     follow_ups: jobs that exist if and only if this is accepted; of those with a unique key only such as find it free.
     flushed: the attempt had its progress written while it ran. took: seconds the handler ran, 0 when it never
-    began, for hooks and traces; a store writes it nowhere.
+    began, for hooks and traces. recording: what all of this was made of, if it recorded anything, for whoever counts or
+    concludes anew. A store writes these two nowhere.
     """
 
     attempt: Attempt
@@ -138,6 +140,7 @@ class Ended(NamedTuple):
     follow_ups: tuple[NewJob, ...] = ()
     flushed: bool = False
     took: float = 0.0
+    recording: Recording | None = None
 
     @property
     def extra(self) -> str | None:

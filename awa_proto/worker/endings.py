@@ -55,10 +55,10 @@ class Endings:
         took: float,
     ) -> Ended:
         """What is written of an attempt that did more than complete."""
-        output = None if recording is None else recording.output
         if recording is not None and recording.refused is not None and completes(ended):
             ended = Raised(recording.refused)
-        transition = self._conclude(attempt, ended, at, now, output)
+        for_entry = recording.output if recording is not None and self._keeps_outputs(attempt) else None
+        transition = self._conclude(attempt, ended, at, now, for_entry)
         ending = transition.ending or Ending.COMPLETED
         if recording is None:
             made = Ended(attempt, transition, took=took)
@@ -68,21 +68,13 @@ class Endings:
                 attempt,
                 transition,
                 None if is_done else recording.progress_json,
-                output if TABLE[ending].output is Output.JOB else None,
+                recording.output if TABLE[ending].output is Output.JOB else None,
                 recording.staged if is_done else (),
                 recording.is_flushed,
                 took,
+                recording,
             )
-            self._count(attempt, ending, recording, now)
         return self.followed(made, at, now)
-
-    def completed(
-        self, attempt: Attempt, transition: Transition, now: float, recording: Recording, took: float
-    ) -> Ended:
-        """What is written of an attempt that completed and recorded something, without registered follow-ups."""
-        if recording.dropped:
-            self._count(attempt, Ending.COMPLETED, recording, now)
-        return Ended(attempt, transition, None, recording.output, recording.staged, recording.is_flushed, took)
 
     def followed(self, ended: Ended, at: datetime, now: float) -> Ended:
         """The same with the registered follow-ups of its outcome, or what stands in its place when one of them fails."""
@@ -106,32 +98,39 @@ class Endings:
     def refused(self, ended: Ended, error: Exception, at: datetime) -> Ended:
         """What stands in place of an ending that cannot be written: the attempt fails with the error, without follow-ups.
 
-        Its output goes into the error entry.
+        Its progress is kept, and its output goes into the error entry.
         """
+        attempt, recording = ended.attempt, ended.recording
         entry = ended.transition.entry or {}
         transition = conclude(
-            ended.attempt,
+            attempt,
             Raised(error),
             at,
             self._context.random,
-            output=ended.output or (compact(entry["output"]) if "output" in entry else None),
-            dead_letters=self._context.config.keeps_dead_letters(ended.attempt.queue),
+            output=(ended.output if self._keeps_outputs(attempt) else None)
+            or (compact(entry["output"]) if "output" in entry else None),
+            dead_letters=self._context.config.keeps_dead_letters(attempt.queue),
         )
-        return ended._replace(transition=transition, output=None, follow_ups=())
+        progress = None if recording is None else recording.progress_json
+        return ended._replace(transition=transition, progress=progress, output=None, follow_ups=())
 
     def written(self, accepted: Sequence[Ended], now: float) -> None:
-        """These were accepted: count what became of their outputs."""
+        """These recorded something and were accepted: count what became of it."""
         sizes: dict[tuple[str, str, str], list[int]] = {}
-        keeps = self._context.store.keeps_outputs
-        for attempt, transition, _, text, *_ in accepted:
-            entry = transition.entry
-            if text is not None and (attempt.segment < 0 or not keeps):
-                self._dropped(attempt, "canonical", 1, now)
+        for ended in accepted:
+            attempt, recording = ended.attempt, ended.recording
+            assert recording is not None
+            for reason, times in recording.dropped.items():
+                self._dropped(attempt, reason, times, now)
+            if recording.staged and ended.transition.ending is Ending.WAIT:
+                self._staged_in_vain(attempt, len(recording.staged), now)
+            if recording.output is None:
                 continue
-            recorded = text or (compact(entry["output"]) if entry is not None and "output" in entry else None)
-            if recorded is not None:
-                outcome = "failed" if text is None else "completed"
-                sizes.setdefault((attempt.kind, attempt.queue, outcome), []).append(len(recorded.encode()))
+            if (why := self._why_dropped(ended)) is not None:
+                self._dropped(attempt, why, 1, now)
+            else:
+                outcome = "failed" if ended.output is None else "completed"
+                sizes.setdefault((attempt.kind, attempt.queue, outcome), []).append(len(recording.output.encode()))
         for (kind, queue, outcome), of_each in sizes.items():
             attributes = {"awa.job.kind": kind, "awa.job.queue": queue, "awa.job.outcome": outcome}
             self._context.tally.count("awa.job.output_recorded", attributes, len(of_each))
@@ -164,8 +163,7 @@ class Endings:
         registered = self._context.follow_ups.of(ended, job_after(ended), unread)
         if not registered:
             return ended
-        attempt, transition, progress, output, staged, flushed, took = ended
-        return Ended(attempt, transition, progress, output, registered + staged, flushed, took)
+        return ended._replace(follow_ups=registered + ended.follow_ups)
 
     def _conclude(
         self, attempt: Attempt, ended: Returned | Raised | Ending, at: datetime, now: float, output: str | None
@@ -182,24 +180,26 @@ class Endings:
             reason = ResultRefused(f"how the handler ended could not be read ({type(error).__name__})")
             return conclude(attempt, Raised(reason), at, random, output=output, dead_letters=buries)
 
-    def _count(self, attempt: Attempt, ending: Ending, recording: Recording, now: float) -> None:
-        """What of a recording is dropped."""
-        for reason, times in recording.dropped.items():
-            self._dropped(attempt, reason, times, now)
-        if recording.output is not None:
-            match TABLE[ending].output:
-                case Output.DISCARDED:
-                    self._dropped(attempt, "outcome", 1, now)
-                case Output.ABANDONED:
-                    self._dropped(attempt, "abandoned", 1, now)
-                case _:
-                    pass
-        if recording.staged and ending is Ending.WAIT:
-            self._context.tally.count("awa.job.staged_follow_ups_discarded", _of(attempt), len(recording.staged))
-            self._context.report.warn(
-                now, f"staged and waits: {attempt.kind}", "follow-ups that were staged before WaitForCallback are discarded",
-                job=attempt.id, kind=attempt.kind, follow_ups=len(recording.staged),
-            )  # fmt: skip
+    def _keeps_outputs(self, attempt: Attempt) -> bool:
+        """Whether the engine that the attempt ends in stores outputs; canonical storage does not, in error entries neither."""
+        return attempt.segment >= 0 and self._context.store.keeps_outputs
+
+    def _why_dropped(self, ended: Ended) -> str | None:
+        """Why the output of an attempt is stored nowhere; None when it is."""
+        match TABLE[ended.transition.ending or Ending.COMPLETED].output:
+            case Output.DISCARDED:
+                return "outcome"
+            case Output.ABANDONED:
+                return "abandoned"
+            case Output.JOB | Output.ENTRY:
+                return None if self._keeps_outputs(ended.attempt) else "canonical"
+
+    def _staged_in_vain(self, attempt: Attempt, follow_ups: int, now: float) -> None:
+        self._context.tally.count("awa.job.staged_follow_ups_discarded", _of(attempt), follow_ups)
+        self._context.report.warn(
+            now, f"staged and waits: {attempt.kind}", "follow-ups that were staged before WaitForCallback are discarded",
+            job=attempt.id, kind=attempt.kind, follow_ups=follow_ups,
+        )  # fmt: skip
 
     def _dropped(self, attempt: Attempt, reason: str, times: int, now: float) -> None:
         self._context.tally.count("awa.job.output_dropped", _of(attempt) | {"awa.output.reason": reason}, times)

@@ -118,7 +118,9 @@ class Finalizer:
         if recording is None:
             completed = Ended(attempt, transition, None, None, (), False, took)
         else:
-            completed = self._endings.completed(attempt, transition, now, recording, took)
+            completed = Ended(
+                attempt, transition, None, recording.output, recording.staged, recording.is_flushed, took, recording
+            )
         if self._context.follow_ups.wants(attempt.kind, Outcome.COMPLETED):
             completed = self._endings.followed(completed, at, now)
         self._pending.append(completed)
@@ -178,7 +180,7 @@ class Finalizer:
         kinds = hooked.kinds
         told: list[Ended] = []
         wanted = 0
-        with_output: list[Ended] = []
+        recorded: list[Ended] = []
         endings: Counter[tuple[str, str, Ending | None, JobState]] = Counter()
         for ended, verdict in zip(batch.ended, verdicts, strict=True):
             if verdict is Verdict.ACCEPTED:
@@ -191,8 +193,8 @@ class Finalizer:
                     self._tell(ended, now)
                 if kinds and attempt.kind in kinds:
                     told.append(ended)
-                if ended.output is not None or transition.entry is not None:
-                    with_output.append(ended)
+                if ended.recording is not None:
+                    recorded.append(ended)
                 wanted += len(ended.follow_ups)
             elif verdict is Verdict.AGAIN:
                 again.append(ended)
@@ -201,7 +203,7 @@ class Finalizer:
         self.unwritten -= len(batch.ended) - len(again)
         for (kind, queue, ending, to), times in endings.items():
             self._endings.count(kind, queue, ending, to, times)
-        self._endings.written(with_output, now)
+        self._endings.written(recorded, now)
         hooked.ended(told)
         if wanted:  # an earlier sending whose answer was lost may have inserted them
             self._endings.followed_up(wanted, wanted if batch.backoff.failures else verdicts.inserted)

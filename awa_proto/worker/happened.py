@@ -22,6 +22,7 @@ from awa_proto.events import (
     WaitingForCallback,
     unmade,
 )
+from awa_proto.extra import without_outputs
 from awa_proto.job import Attempt, JobRow, JobState
 from awa_proto.outcome import Ending, Outcome
 from awa_proto.store import Ended
@@ -65,10 +66,11 @@ class Hooked:
 def job_after(ended: Ended, *, with_output: bool = False) -> JobRow:
     """The job after the transition of an attempt that ended.
 
-    with_output: as events carry it; follow-up functions get the row without.
+    with_output: as events carry it; follow-up functions get the row without any, also of earlier attempts.
     """
     attempt, transition = ended.attempt, ended.transition
     to, at, is_dead = transition.to, transition.at, transition.dead_letter is not None
+    extra = ended.extra or attempt.extra
     return JobRow(
         attempt.id,
         attempt.kind,
@@ -83,7 +85,7 @@ def job_after(ended: Ended, *, with_output: bool = False) -> JobRow:
         attempt.created_at,
         attempted_at=claimed_at(attempt, at),
         finalized_at=at if to in _FINALIZES else None,
-        extra_json=ended.extra or attempt.extra,
+        extra_json=extra if with_output else without_outputs(extra),
         output_json=ended.output if with_output and to is JobState.COMPLETED else None,
         dlq_reason=str(transition.dead_letter) if is_dead else None,
         dlq_at=at if is_dead else None,

@@ -82,6 +82,30 @@ def test_on_completed_enqueue_is_called_with_args_and_the_row_after(run: Run) ->
     run(scenario)
 
 
+def test_the_row_has_no_output_of_any_attempt(run: Run) -> None:
+    async def scenario(app: App) -> None:
+        seen: list[Any] = []
+
+        @app.task(Signup)
+        def signup(job: Any) -> Any:
+            job.set_output({"secret": job.attempt})
+            if job.attempt == 1:
+                return awa.RetryAfter(0)
+            raise awa.TerminalError("no use")
+
+        def noted(_args: Signup, job: awa.JobRow, *_said: object) -> None:
+            seen.append((job.output, [sorted(entry.keys() & {"attempt", "output"}) for entry in job.errors]))
+
+        app.client.on_retried_enqueue(Signup)(noted)
+        app.client.on_exhausted_enqueue(Signup)(noted)
+        row = await app.client.insert(Signup())
+        while not (await app.client.get_job(row.id)).state.is_terminal:
+            await app.work()
+        assert seen == [(None, [["attempt"]]), (None, [["attempt"], ["attempt"]])]
+
+    run(scenario)
+
+
 def test_each_outcome_has_a_builder_with_what_it_has_to_say(run: Run) -> None:
     async def scenario(app: App) -> None:
         app.task(Signup)(ends)
@@ -280,6 +304,26 @@ def test_a_function_that_raises_makes_the_attempt_retryable_and_names_itself(run
     run(scenario)
 
 
+@pytest.mark.parametrize("is_flushed", [False, True], ids=["said", "flushed"])
+def test_progress_is_kept_when_a_function_raises_after_the_handler_completed(run: Run, is_flushed: bool) -> None:
+    async def scenario(app: App) -> None:
+        def signup(job: Any) -> Iterator[Any]:
+            job.set_progress(40)
+            if is_flushed:
+                yield job.flush_progress()
+
+        app.task(Signup)(signup)
+
+        @app.on_completed_enqueue(Signup)
+        def bad(args: Signup, job: awa.JobRow) -> Welcome:
+            raise LookupError("not there")
+
+        [row] = await app.run(Signup())
+        assert (row.state, row.progress) == (awa.JobState.RETRYABLE, {"percent": 40})
+
+    run(scenario)
+
+
 def test_a_request_an_insert_would_refuse_is_a_function_that_raises(run: Run) -> None:
     async def scenario(app: App) -> None:
         app.task(Signup)(ends)
@@ -455,7 +499,7 @@ def test_what_an_insert_would_refuse_raises_a_staging_error(args: Any, options: 
     assert isinstance(caught.value, awa.TerminalError)
 
 
-def test_a_swallowed_staging_error_fails_the_attempt_terminally(run: Run) -> None:
+def test_a_swallowed_staging_error_fails_the_attempt_terminally(run: Run, engine: str) -> None:
     async def scenario(app: App) -> None:
         @app.task(Signup)
         def signup(job: Any) -> None:
@@ -470,7 +514,7 @@ def test_a_swallowed_staging_error_fails_the_attempt_terminally(run: Run) -> Non
         assert row.errors[0]["error"].startswith(
             "Invalid: the follow-up cannot be staged: ValidationError: priority: 9"
         )
-        assert row.errors[0]["output"] == "what was done"
+        assert row.errors[0].get("output") == ("what was done" if engine == "queue" else None)
         assert await enqueued(app) == []
 
     run(scenario)

@@ -56,6 +56,11 @@ def stores(engine: str, text: str | None) -> str | None:
     return text if engine == "queue" else None
 
 
+def in_entries(engine: str, *outputs: Any) -> list[Any]:
+    """What error entries keep of these: the canonical engine keeps none."""
+    return list(outputs) if engine == "queue" else [None] * len(outputs)
+
+
 # Recording an output
 
 
@@ -287,7 +292,7 @@ def test_output_as_reads_models_dataclasses_and_other_classes() -> None:
             output.decode(value, wanted)
 
 
-def test_the_latest_failed_output_is_read_by_type(run: Run) -> None:
+def test_the_latest_failed_output_is_read_by_type(run: Run, engine: str) -> None:
     async def scenario(app: App) -> None:
         @app.task(Resize, output=Thumbnail)
         def resize(job: Any) -> None:
@@ -295,7 +300,7 @@ def test_the_latest_failed_output_is_read_by_type(run: Run) -> None:
             raise RuntimeError("boom")
 
         [row] = await app.run(Resize(), max_attempts=1)
-        assert row.error_output_as(Thumbnail) == Thumbnail(7, "partial")
+        assert [row.error_output_as(Thumbnail)] == in_entries(engine, Thumbnail(7, "partial"))
         assert row.output_as(Thumbnail) is None
 
     run(scenario)
@@ -337,7 +342,7 @@ def test_decoding_happens_when_it_is_read_so_what_does_not_fit_stays_readable_as
 # Where an attempt's output goes
 
 
-def test_an_error_a_cancel_and_a_retry_keep_it_in_their_error_entry(run: Run) -> None:
+def test_an_error_a_cancel_and_a_retry_keep_it_in_their_error_entry(run: Run, engine: str) -> None:
     async def scenario(app: App) -> None:
         endings: dict[str, Any] = {
             "error": RuntimeError("boom"),
@@ -356,16 +361,16 @@ def test_an_error_a_cancel_and_a_retry_keep_it_in_their_error_entry(run: Run) ->
 
         rows = await app.run(*({"kind": "end", "how": how} for how in endings))
         for row, how in zip(rows, endings, strict=True):
-            assert row.errors[-1]["output"] == {"how": how}, how
+            assert [row.errors[-1].get("output")] == in_entries(engine, {"how": how}), how
             assert row.output is None
         last = await app.run({"kind": "end", "how": "retry"}, max_attempts=1)
         assert last[0].state is awa.JobState.FAILED
-        assert last[0].errors[-1]["output"] == {"how": "retry"}
+        assert [last[0].errors[-1].get("output")] == in_entries(engine, {"how": "retry"})
 
     run(scenario)
 
 
-def test_a_failed_follow_up_stage_keeps_it_in_its_error_entry(run: Run) -> None:
+def test_a_failed_follow_up_stage_keeps_it_in_its_error_entry(run: Run, engine: str) -> None:
     async def scenario(app: App) -> None:
         @app.task(Resize)
         def resize(job: Any) -> None:
@@ -374,7 +379,7 @@ def test_a_failed_follow_up_stage_keeps_it_in_its_error_entry(run: Run) -> None:
 
         [row] = await app.run(Resize())
         assert (row.state, row.output) == (awa.JobState.FAILED, None)
-        assert [entry["output"] for entry in row.errors] == ["what was done"]
+        assert [entry.get("output") for entry in row.errors] == in_entries(engine, "what was done")
 
     run(scenario)
 
@@ -395,7 +400,7 @@ def test_snooze_discards_it_and_counts_that(run: Run, caplog: pytest.LogCaptureF
     assert "reason='outcome'" in caplog.text
 
 
-def test_only_the_latest_entry_to_record_one_keeps_an_output(run: Run) -> None:
+def test_only_the_latest_entry_to_record_one_keeps_an_output(run: Run, engine: str) -> None:
     async def scenario(app: App) -> None:
         seen: list[Any] = []
 
@@ -411,7 +416,7 @@ def test_only_the_latest_entry_to_record_one_keeps_an_output(run: Run) -> None:
         while not row.state.is_terminal:
             await app.work()
             row = await app.client.get_job(row.id)
-        assert [entry.get("output") for entry in row.errors] == [None, 2, None]
+        assert [entry.get("output") for entry in row.errors] == [None, *in_entries(engine, 2), None]
         assert seen == [[], [None], [None, None]], "an attempt cannot resume from the output of the one before"
 
     run(scenario)
@@ -565,9 +570,9 @@ def test_a_failed_output_lives_in_the_dead_letters_and_on_a_job_that_later_compl
         while not (row := await app.client.get_job(later.id)).state.is_terminal:
             await app.work()
         assert row.output_json == stores(engine, '{"attempt":2}')
-        assert [entry["output"] for entry in row.errors] == [{"attempt": 1}]
+        assert [entry.get("output") for entry in row.errors] == in_entries(engine, {"attempt": 1})
         letter = await app.client.get_dlq_job(dead.id)
-        assert [entry["output"] for entry in letter.errors] == [{"attempt": 1}]
+        assert [entry.get("output") for entry in letter.errors] == in_entries(engine, {"attempt": 1})
 
     run(scenario, dead_letters=True)
 
