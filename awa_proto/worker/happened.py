@@ -142,7 +142,7 @@ def _fill_started(event: Started[None], source: tuple[Attempt, datetime, float |
 def rescued(ended: Ended) -> Rescued[None]:
     """Upkeep ended an attempt; `event_of` is told after it when the job failed with that."""
     assert ended.transition.rescue is not None
-    return Rescued(job_after(ended), None, ended.transition.rescue)
+    return Rescued(job_after(ended, with_output=True), None, ended.transition.rescue)
 
 
 def _fill_completed(event: Completed[None], ended: Ended) -> None:
@@ -158,7 +158,7 @@ def event_of(ended: Ended) -> AnyEvent | None:
         return unmade(Completed, attempt.kind, attempt.args, _fill_completed, ended)
     if outcome is None:
         return None
-    job = job_after(ended)
+    job = job_after(ended, with_output=True)
     error = "" if transition.entry is None else str(transition.entry["error"])
     match outcome:
         case Outcome.RETRIED:
