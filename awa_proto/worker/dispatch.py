@@ -215,7 +215,8 @@ class Dispatcher:
         self.version = claimed.version
         attempts = claimed.attempts
         if attempts:
-            self.newest_claim = attempts[0].claim_id
+            own = (attempt.claim_id for attempt in attempts if attempt.segment >= 0)  # others are numbered otherwise
+            self.newest_claim = next(own, self.newest_claim)
         again = {name for name, _ in claimed.again}
         for queue in asked:
             mine = attempts if len(asked) == 1 else [attempt for attempt in attempts if attempt.queue == queue.name]

@@ -7,7 +7,7 @@ answer, and when there has been none for the stall limit, the beats stop until t
 what                                    | what becomes of it
 ----------------------------------------|-------------------------------------------------------------------------
 every `heartbeat_interval`              | a beat; then what handlers newly said of their progress, in one statement
-a beat fails                            | again after 0.5 s, doubling to the interval
+a beat fails                            | again after 0.5 s, doubling to half the interval
 the worker's machine does not answer    | after `stall_limit` no more beats, said once; others will run its jobs
 it answers again                        | beats again, said once; its late results are stale
 the last result is written              | no more beats: the worker says itself that it leaves
@@ -79,7 +79,7 @@ class Heartbeat:
         self._living = living
         self._out: deque[RunOp | Ping | Emit] = deque()
         self._report = Report(self._out)
-        self._backoff = Backoff(min(0.5, settings.heartbeat_interval), settings.heartbeat_interval, random)
+        self._backoff = Backoff(min(0.5, settings.heartbeat_interval / 4), settings.heartbeat_interval / 2, random)
         self._due: float | None = None
         self._is_busy = False
         self._number = 0

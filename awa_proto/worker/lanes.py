@@ -8,6 +8,7 @@ before the next one, that lane lets its plans be made anew. That costs some mill
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,15 +40,20 @@ class _Asked:
 class Lanes:
     """Asks for Ops and hands their answers to whoever asked.
 
-    now: the time of the input that is being handled.
+    now: the time of the input that is being handled. silence: seconds without any answer after which the database was away.
+    back_at: when it answered again after it was last away, or first.
     """
 
-    __slots__ = ("_busy", "_last", "_out", "_replan", "_replanned_at", "_under_way", "_waiting", "now")
+    __slots__ = ("_answered_at", "_busy", "_last", "_out", "_replan", "_replanned_at", "_under_way", "_waiting", "back_at",
+                 "now", "silence")  # fmt: skip
 
     def __init__(self, out: deque[Output], replan: Callable[[], Op[None]]) -> None:
         self._out = out
         self._replan = replan
         self._replanned_at: dict[Lane, float] = {}
+        self._answered_at = -math.inf
+        self.back_at = -math.inf
+        self.silence = math.inf
         self.now = 0.0
         self._last = 0
         self._under_way: dict[int, _Asked] = {}
@@ -73,6 +79,9 @@ class Lanes:
     def done(self, id: int, result: Any, now: float) -> None:
         """An Op has committed."""
         if asked := self._answered(id):
+            if now - self._answered_at > self.silence:
+                self.back_at = now
+            self._answered_at = now
             if now - asked.since > SLOW and asked.lane in _PLANNED:
                 self._plan_anew(asked.lane, now)
             asked.done(result, now)

@@ -12,13 +12,12 @@ nothing could be written             | the same once more, twice; then it is fou
 Hooks are told `Rescued`, and `Exhausted` after it. Follow-ups are best effort: in a transaction of their own after the
 commit, and what fails there is logged and leaves the rescue as it is.
 
-A database that was away has heard nobody's heartbeat. So the first look after a gap believes nothing it sees, and the next
-one comes when every worker has had the time to beat.
+A database that was away has heard nobody's heartbeat. So after it was, nobody is taken as dead before every worker has had
+the time to beat.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -55,8 +54,8 @@ def rescues(context: Context, told: Callable[[tuple[int, int]], None]) -> list[D
     def overdue(after: Place | None) -> Op[StrandedPage]:
         return store.find_overdue(LATE, PAGE, after)
 
-    of_silent = Rescue(context, told, RescueReason.STALE_HEARTBEAT, stale, settings.rescue_interval)
-    of_overdue = Rescue(context, told, RescueReason.DEADLINE_EXCEEDED, overdue, settings.deadline_interval)
+    of_silent = Rescue(context, told, RescueReason.STALE_HEARTBEAT, stale, distrust=settings.heartbeat_interval)
+    of_overdue = Rescue(context, told, RescueReason.DEADLINE_EXCEEDED, overdue)
     return [
         Duty("rescue of silent workers", settings.rescue_interval, of_silent.look, of_silent.found),
         Duty("rescue of overdue attempts", settings.deadline_interval, of_overdue.look, of_overdue.found),
@@ -64,9 +63,12 @@ def rescues(context: Context, told: Callable[[tuple[int, int]], None]) -> list[D
 
 
 class Rescue:
-    """One reason to end attempts from outside."""
+    """One reason to end attempts from outside.
 
-    __slots__ = ("_after", "_context", "_endings", "_find", "_gap", "_looked_at", "_reason", "_told")
+    distrust: seconds after the database was away in which nothing is ended.
+    """
+
+    __slots__ = ("_after", "_context", "_distrust", "_endings", "_find", "_reason", "_told")
 
     def __init__(
         self,
@@ -74,15 +76,15 @@ class Rescue:
         told: Callable[[tuple[int, int]], None],
         reason: RescueReason,
         find: Callable[[Place | None], Op[StrandedPage]],
-        every: float,
+        *,
+        distrust: float = 0.0,
     ) -> None:
         self._context = context
         self._endings = Endings(context)
         self._told = told
         self._reason = reason
         self._find = find
-        self._gap = every + context.config.liveness.heartbeat_interval / 2
-        self._looked_at = -math.inf
+        self._distrust = distrust
         self._after: Place | None = None
 
     def look(self) -> Op[StrandedPage]:
@@ -91,10 +93,10 @@ class Rescue:
 
     def found(self, page: StrandedPage, now: float) -> float | None:
         """End what was found. Seconds until the next look: 0 when there is another page, None for the usual."""
-        gap, self._looked_at = now - self._looked_at, now
-        if gap > self._gap and self._reason is RescueReason.STALE_HEARTBEAT:
+        trusted_at = self._context.lanes.back_at + self._distrust
+        if now < trusted_at:
             self._after = None
-            return self._context.config.liveness.heartbeat_interval
+            return trusted_at - now
         self._after = page.after
         if page.stranded:
             context = self._context

@@ -124,6 +124,7 @@ class WorkerMachine:
         """
         self._out: deque[Output] = deque()
         self._lanes = Lanes(self._out, store.replan)
+        self._lanes.silence = (config.liveness.stale_after - config.liveness.heartbeat_interval) / 2
         self._timers = Timers()
         self._report = Report(self._out)
         self._tally = Tally()

@@ -13,13 +13,15 @@ from benchmarks.scenarios.memory import memory
 from benchmarks.scenarios.pinned import pinned
 from benchmarks.scenarios.producers import producers
 from benchmarks.scenarios.reads import reads
+from benchmarks.scenarios.rescue import rescue
 from benchmarks.systems import System
 from benchmarks.trial import Figure, Options
 
 Scenario = Callable[[Arena, System, Options], list[Figure]]
 
 SCENARIOS: Mapping[str, Scenario] = {
-    each.__name__: each for each in (drain, cost, latency, enqueue, producers, fleet, idle, pinned, memory, reads)
+    each.__name__: each
+    for each in (drain, cost, latency, enqueue, producers, fleet, idle, pinned, memory, reads, rescue)
 }
-ONLY_OF: Mapping[str, str] = {"reads": "awa-sync"}
+ONLY_OF: Mapping[str, str] = {"reads": "awa-sync", "rescue": "awa-sync"}
 """Scenarios that compare nothing, and the system they are measured on."""

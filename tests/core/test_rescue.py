@@ -28,7 +28,7 @@ from awa_proto.testing.simulator import Job, Simulation, play
 from awa_proto.worker.clock import DatabaseClock
 from awa_proto.worker.config import Liveness, QueueConfig, WorkerConfig
 from awa_proto.worker.context import Context
-from awa_proto.worker.events import Happened, RunOp
+from awa_proto.worker.events import Happened, Lane, RunOp
 from awa_proto.worker.happened import Hooked
 from awa_proto.worker.lanes import Lanes
 from awa_proto.worker.report import Report
@@ -291,17 +291,25 @@ def silent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everybody who is registered nowhere is silent at once, and the database has long been there."""
     find = bench.store.find_stale
     monkeypatch.setattr(bench.store, "find_stale", lambda _, limit, after: find(-1.0, limit, after))
-    assert bench.look(now=95.0) == 10.0, "the first look believes nothing"
-    assert bench.events == []
 
 
-def test_the_first_look_after_a_gap_ends_nothing_and_the_next_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_a_while_after_the_database_was_away_nobody_is_taken_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(None)
     silent(bench, monkeypatch)
+    bench.lanes.back_at = 95.0
+    assert bench.look(now=101.0) == 4.0
+    assert bench.events == []
     assert bench.look(now=105.0) is None
     assert [type(event) for event in bench.events] == [Rescued]
-    bench.claim()
-    assert bench.look(now=150.0) == 10.0, "it was away again"
+
+
+def test_the_database_was_away_when_nothing_was_answered_for_long() -> None:
+    bench = Bench()
+    bench.lanes.silence = 10.0
+    for now, back_at in ((20.0, 20.0), (25.0, 20.0), (34.0, 20.0), (45.0, 45.0)):
+        bench.lanes.run(Lane.CLAIM, bench.store.replan(), lambda *_: None, lambda *_: None)
+        bench.lanes.done(bench.out.pop().id, None, now)
+        assert bench.lanes.back_at == back_at
 
 
 def test_a_rescued_attempt_is_told_with_its_reason_and_its_job_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,6 +414,5 @@ def test_a_page_that_is_full_is_followed_by_the_next_one_at_once(monkeypatch: py
     bench = Bench(*[None] * 5)
     find = bench.store.find_stale
     monkeypatch.setattr(bench.store, "find_stale", lambda _, limit, after: find(-1.0, 2, after))
-    bench.look(now=95.0)
     assert [bench.look(now=100.0 + step) for step in range(3)] == [0.0, 0.0, None]
     assert len(bench.events) == 5
