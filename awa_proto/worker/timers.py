@@ -5,9 +5,10 @@ A component sets its own timer by name and is called when it is due. Setting it 
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, unique
 
 
+@unique
 class Timer(IntEnum):
     """What can be waited for, in the order in which things due at the same moment are done."""
 
@@ -31,12 +32,12 @@ class Timer(IntEnum):
     """The listening connection is probed, or opened again."""
     LEAD = 9
     """The lease of the leader is renewed, or asked for."""
-    ADOPT = 11
-    """It is asked what a claim took whose answer was lost."""
     UPKEEP = 10
     """A duty of the leader is due."""
     CRON = 11
     """What the code says of cron jobs is looked at again."""
+    ADOPT = 12
+    """It is asked what a claim took whose answer was lost."""
 
 
 class Timers:
