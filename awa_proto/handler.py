@@ -255,10 +255,12 @@ class JobBase(Generic[A_co, C_co]):
 
     def _recording(self) -> Recording:
         """What this attempt records, from now on."""
-        recordings = self._start.recordings
-        found = recordings.get(self._fence)
+        attempt, recordings = self._attempt, self._start.recordings
+        fence = attempt.id, attempt.run_lease
+        found = recordings.get(fence)
         if found is None:
-            found = recordings.setdefault(self._fence, Recording(self._attempt, self._decoded().get("progress")))
+            progress = None if attempt.extra is None else self._decoded().get("progress")
+            found = recordings.setdefault(fence, Recording(attempt, progress))
         return found
 
     def _decoded(self) -> dict[str, Any]:

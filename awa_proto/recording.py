@@ -1,12 +1,14 @@
 """Recording: what a handler says beside its result. Its output, the follow-ups it stages, and how far it has come.
 
 Made when a handler records something first, since most record nothing; kept where the worker machine looks for it when
-the attempt ends. Only the handler writes, and it may do so from any thread, so each change replaces a whole value.
+the attempt ends. Only the handler writes, and it may do so from any thread, so each change replaces a whole value. What was
+not said stands in the class, since most handlers that record anything record one thing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from awa_proto import output as outputs
@@ -34,20 +36,18 @@ class Recording:
     ever said. is_new: whether some progress has not been written yet. is_flushed: whether some has.
     """
 
-    __slots__ = ("_bytes", "attempt", "dropped", "is_flushed", "is_new", "output", "progress", "refused",
-                 "requests", "staged")  # fmt: skip
+    staged: tuple[NewJob, ...] = ()
+    requests: tuple[EnqueueRequest, ...] = ()
+    refused: StagingError | None = None
+    dropped: Mapping[str, int] = MappingProxyType({})
+    is_new = False
+    is_flushed = False
+    _bytes = 0
 
     def __init__(self, attempt: Attempt, progress: Mapping[str, Any] | None) -> None:
         self.attempt = attempt
         self.output: str | None = None
-        self.staged: tuple[NewJob, ...] = ()
-        self.requests: tuple[EnqueueRequest, ...] = ()
-        self.refused: StagingError | None = None
-        self.dropped: dict[str, int] = {}
         self.progress = progress
-        self.is_new = False
-        self.is_flushed = False
-        self._bytes = 0
 
     def record_output(self, value: object, declared: Any) -> None:
         """The newest value counts; one that is refused clears what was there. Raises OutputError."""

@@ -76,12 +76,11 @@ def _stage(job: Any) -> None:
 
 def _recorder(size: int) -> Callable[[Any], None]:
     """What records an output of so many bytes that does not compress, another for each job."""
-    noise = "".join(Random(1).choices(_ALPHABET, k=1 << 20))
-    around = len('{"job":1000000,"text":""}')
+    random = Random(1)
+    texts = ["".join(random.choices(_ALPHABET, k=size - len('{"job":1000000,"text":""}'))) for _ in range(512)]
 
     def record(job: Any) -> None:
         number: int = job.args.job
-        at = number * size % (len(noise) - size)
-        job.set_output({"job": number + 1_000_000, "text": noise[at : at + size - around]})
+        job.set_output({"job": number + 1_000_000, "text": texts[number & 511]})
 
     return record
