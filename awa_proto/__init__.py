@@ -29,7 +29,7 @@ from awa_proto.job import JobPage, JobRow, JobState
 from awa_proto.options import EnqueueRequest, InsertOpts
 from awa_proto.outcome import Cancel, Completed, DeadLetter, Result, RetryAfter, Snooze, WaitForCallback
 from awa_proto.retention import Retention
-from awa_proto.store import QueueStat
+from awa_proto.store import KindInfo, QueueStat
 from awa_proto.unique import UniqueOpts
 from awa_proto.worker.config import Liveness, QueueConfig
 from awa_proto.worker.events import Stopped
@@ -53,6 +53,7 @@ __all__ = [
     "JobPage",
     "JobRow",
     "JobState",
+    "KindInfo",
     "Liveness",
     "OutputError",
     "QueueConfig",

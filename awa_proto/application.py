@@ -105,6 +105,8 @@ class Application:
         if not isinstance(queues, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValidationError("queues", f"a mapping of queues to slots is needed, not {type(queues).__name__}")
         self.registry.prepare()
+        for periodic in self.registry.periodic.values():
+            periodic.template(self.registry.tasks)
         return WorkerConfig(
             {
                 name: served if isinstance(served, QueueConfig) else QueueConfig(served)
@@ -137,6 +139,7 @@ class Application:
             config=config,
             random=self._random,
             periodic=self.registry.periodic,
+            describe=self.registry.described,
             follow_ups=follow_ups or FollowUps(self.registry.follow_ups, self.operations.intake),
             hooked=self.registry.hooks if hooked is None else hooked,
         )

@@ -57,6 +57,7 @@ class BlockingClient:
     delete_job = bind(Calls.delete_job)
     drain_queue = bind(Calls.drain_queue)
     queue_stats = bind(Calls.queue_stats)
+    list_kinds = bind(Calls.list_kinds)
     pause_queue = bind(Calls.pause_queue)
     resume_queue = bind(Calls.resume_queue)
     set_stripes = bind(Calls.set_stripes)

@@ -26,7 +26,7 @@ from awa_proto.options import EnqueueRequest, InsertOpts, flag, instant, name, t
 from awa_proto.outcome import DeadLetter, ReasonName, Seconds, seconds
 from awa_proto.plan import Op, Plan
 from awa_proto.recording import Recording
-from awa_proto.store import Cancelled, JobFilter, Progress, QueueStat, Selection, Store
+from awa_proto.store import Cancelled, JobFilter, KindInfo, Progress, QueueStat, Selection, Store
 from awa_proto.task import Task
 from awa_proto.unique import UniqueFields, UniqueOpts
 
@@ -628,6 +628,14 @@ class Operations(CronOperations, Generic[C]):
         return _as(op, plan)
 
     # queues and schema
+
+    def list_kinds(self) -> Op[list[KindInfo]]:
+        """The kinds of jobs that workers run or ran in the last thirty days, by name, and what they said of them.
+
+        Raises:
+            DatabaseError: See `error.failure`.
+        """
+        return self._store.list_kinds()
 
     def queue_stats(self) -> Op[list[QueueStat]]:
         """How many jobs of each queue are in each state, and how long the oldest has been waiting."""

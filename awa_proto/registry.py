@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from awa_proto.args import build, decoder, kind_of
 from awa_proto.cron.registration import Periodic
 from awa_proto.errors import ValidationError
+from awa_proto.extra import compact
 from awa_proto.followup import FollowUp, Registered
 from awa_proto.hooks import Hook
 from awa_proto.options import name
@@ -72,15 +73,26 @@ class Registry:
 
     @property
     def descriptors(self) -> dict[str, dict[str, Any]]:
-        """What is to be known of each kind by people who see its jobs: `{kind: {"output": {"name": …, "schema": …}}}`.
+        """What is to be known of each kind by people who see its jobs.
 
-        Only kinds whose task declares an output have one, with a JSON Schema where pydantic can produce it.
+        `{kind: {"args": {"name": …}, "queue": …, "output": {"name": …, "schema": …}}}`
+
+        Each only where the task says so; an output with a JSON Schema where pydantic can produce it.
         """
         found: dict[str, dict[str, Any]] = {}
         for kind, task in self._tasks.items():
-            declared = task.output_type
-            found[kind] = {} if declared is None else {"output": output_descriptor(declared)}
+            said = found[kind] = {}
+            if task.args_type is not None:
+                said["args"] = {"name": task.args_type.__name__}
+            if task.queue is not None:
+                said["queue"] = task.queue
+            if task.output_type is not None:
+                said["output"] = output_descriptor(task.output_type)
         return found
+
+    def described(self) -> dict[str, str]:
+        """The same as JSON text by kind."""
+        return {kind: compact(said) for kind, said in self.descriptors.items()}
 
     def add_follow_up(self, follow_up: FollowUp) -> None:
         """Register a follow-up here, and in every registry that includes this one; the same one counts once."""

@@ -171,6 +171,7 @@ class Client(Tasks):
     delete_job = bind(ClientOps.delete_job)
     drain_queue = bind(ClientOps.drain_queue)
     queue_stats = bind(ClientOps.queue_stats)
+    list_kinds = bind(ClientOps.list_kinds)
     pause_queue = bind(ClientOps.pause_queue)
     resume_queue = bind(ClientOps.resume_queue)
     set_stripes = bind(ClientOps.set_stripes)

@@ -263,6 +263,20 @@ class QueueStat:
 
 
 @dataclass(frozen=True, slots=True)
+class KindInfo:
+    """What workers have said of a kind of job.
+
+    descriptor: `{"args": {"name": …}, "queue": …, "output": {"name": …, "schema": …}}`, each only where the task says so.
+    changed_at: when it was last something else. seen_at: when a worker said so last, to the hour.
+    """
+
+    kind: str
+    descriptor: dict[str, Any]
+    changed_at: datetime
+    seen_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class JobFilter:
     """Which jobs a list shows: all conditions must hold; None is no condition.
 
@@ -506,6 +520,15 @@ class Store(Protocol):
 
     def resign(self, instance: int) -> Op[None]:
         """Be it no longer."""
+        ...
+
+    def put_kinds(self, descriptors: Mapping[str, str]) -> Op[None]:
+        """Say of kinds what they are, as JSON text."""
+        ...
+
+    def list_kinds(self) -> Op[list[KindInfo]]: ...
+    def prune_kinds(self, older_than: float) -> Op[int]:
+        """Forget kinds of which no worker has said anything for so many seconds."""
         ...
 
     def put_cron(self, templates: Sequence[CronTemplate], *, declared: bool) -> Op[int]:

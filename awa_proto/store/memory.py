@@ -34,6 +34,7 @@ from awa_proto.store import (
     Ended,
     Forgotten,
     JobFilter,
+    KindInfo,
     NewJob,
     Place,
     Progress,
@@ -134,6 +135,7 @@ class _Tables:
     leader: int | None = None
     term: int = 0
     led_until: datetime | None = None
+    kinds: dict[str, KindInfo] = field(default_factory=dict[str, KindInfo])
     cron: dict[str, tuple[CronJob, str | None]] = field(default_factory=dict[str, tuple[CronJob, str | None]])
 
 
@@ -882,6 +884,38 @@ class MemoryStore:
         return _op("set_stripes", act, safe_to_retry=True)
 
     # upkeep: nothing is kept in pieces, and completed jobs stay
+
+    # kinds
+
+    def put_kinds(self, descriptors: Mapping[str, str]) -> Op[None]:
+        """What workers say of them."""
+
+        def act() -> None:
+            now = self._clock()
+            for kind, text in descriptors.items():
+                said, before = json.loads(text), self._tables.kinds.get(kind)
+                changed = now if before is None or before.descriptor != said else before.changed_at
+                self._tables.kinds[kind] = KindInfo(kind, said, changed, now)
+
+        return _op("put_kinds", act, safe_to_retry=True)
+
+    def list_kinds(self) -> Op[list[KindInfo]]:
+        """By name."""
+        return _op(
+            "list_kinds", lambda: [self._tables.kinds[kind] for kind in sorted(self._tables.kinds)], safe_to_retry=True
+        )
+
+    def prune_kinds(self, older_than: float) -> Op[int]:
+        """Those nobody spoke of."""
+
+        def act() -> int:
+            since = self._clock() - timedelta(seconds=older_than)
+            gone = [kind for kind, info in self._tables.kinds.items() if info.seen_at < since]
+            for kind in gone:
+                del self._tables.kinds[kind]
+            return len(gone)
+
+        return _op("prune_kinds", act, safe_to_retry=True)
 
     # cron jobs, each with the digest of what the code said
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_never
@@ -26,7 +26,7 @@ from awa_proto.testing.accounts import Broken, check
 from awa_proto.testing.faults import Fault, refusal, silence
 from awa_proto.testing.simulator import FOLLOW_UPS, HOOKED, TASKS, BookedStore, Simulation, end_of, follows, play
 from awa_proto.worker.config import WorkerConfig
-from awa_proto.worker.cron import NO_CRON
+from awa_proto.worker.declare import NO_CRON
 from awa_proto.worker.events import (
     Beat,
     CancelJob,
@@ -116,7 +116,13 @@ class Process:
     """
 
     def __init__(
-        self, world: Simulation, config: WorkerConfig, number: int = 1, *, periodic: Mapping[str, Periodic] = NO_CRON
+        self,
+        world: Simulation,
+        config: WorkerConfig,
+        number: int = 1,
+        *,
+        periodic: Mapping[str, Periodic] = NO_CRON,
+        describe: Callable[[], Mapping[str, str]] = dict[str, str],
     ) -> None:
         self._world = world
         self._turn_is_due = False
@@ -136,6 +142,7 @@ class Process:
             hooked=HOOKED,
             follow_ups=FollowUps(FOLLOW_UPS, Intake(TASKS, world.time)),
             periodic=periodic,
+            describe=describe,
         )
         self.inbox: list[Event] = []
         self.handlers: dict[tuple[int, int], _Handler] = {}

@@ -22,9 +22,12 @@ PRUNE_EVERY: Final = 10.0
 PROBE_EVERY: Final = 5.0
 CLEAN_EVERY: Final = 60.0
 HELD_EVERY: Final = 600.0
+HOURLY: Final = 3600.0
+FORGOTTEN_AFTER: Final = 30 * 86400.0
+"""Seconds after which a kind that no worker runs is forgotten."""
 
 
-def duties(context: Context, cron: Cron, rescued: Callable[[tuple[int, int]], None]) -> list[Duty]:
+def duties(context: Context, rescued: Callable[[tuple[int, int]], None]) -> list[Duty]:
     """All of them. rescued: see `rescues`."""
     store, retention = context.store, context.config.retention
 
@@ -60,7 +63,7 @@ def duties(context: Context, cron: Cron, rescued: Callable[[tuple[int, int]], No
         return 0.0 if answer.keys * 10 >= BATCH else None
 
     return [
-        cron.duty(),
+        Cron(context).duty(),
         Duty("sweep", SWEEP_EVERY, lambda: store.sweep(SWEPT), _whole(SWEPT)),
         Duty("probe", PROBE_EVERY, store.probe, probed),
         Duty("rotate", ROTATE_EVERY, lambda: store.rotate(retention.completed), rotated),
@@ -69,6 +72,7 @@ def duties(context: Context, cron: Cron, rescued: Callable[[tuple[int, int]], No
         Duty("dead letters", CLEAN_EVERY, lambda: store.prune_dlq(retention.dead_letters, BATCH), _whole(BATCH)),
         Duty("failed jobs", CLEAN_EVERY, lambda: store.prune_failed(retention.failed, BATCH), _whole(BATCH)),
         Duty("attempts", CLEAN_EVERY, lambda: store.prune_attempts(BATCH), _whole(BATCH)),
+        Duty("kinds", HOURLY, lambda: store.prune_kinds(FORGOTTEN_AFTER), _whole(BATCH)),
         Duty("unique keys", CLEAN_EVERY, lambda: store.forget_keys(BATCH, walked), forgot),
     ]
 

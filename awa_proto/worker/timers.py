@@ -34,8 +34,8 @@ class Timer(IntEnum):
     """The lease of the leader is renewed, or asked for."""
     UPKEEP = 10
     """A duty of the leader is due."""
-    CRON = 11
-    """What the code says of cron jobs is looked at again."""
+    DECLARE = 11
+    """What the code says of itself is looked at again."""
     ADOPT = 12
     """It is asked what a claim took whose answer was lost."""
 

@@ -23,7 +23,7 @@ promote     | deferred jobs                                  | PROMOTE
 survey      | segments, pauses, stripes                      | SURVEY
 listen      | notifications: announce, withdraw, probe       | LISTEN
 heartbeat   | signs of life, and progress: in its own thread | its own
-cron        | which cron jobs are declared, and what is due  | CRON
+declare     | what the code says of kinds and cron jobs      | DECLARE
 leader      | whether this worker does the upkeep (upkeep)   | LEAD, UPKEEP
 drain       | whether there is nothing left to do            |
 
@@ -48,7 +48,7 @@ from awa_proto.worker.adopt import Adopter
 from awa_proto.worker.clock import DatabaseClock
 from awa_proto.worker.config import WorkerConfig
 from awa_proto.worker.context import Context
-from awa_proto.worker.cron import NO_CRON, Cron
+from awa_proto.worker.declare import NO_CRON, Declarer
 from awa_proto.worker.dispatch import Dispatcher
 from awa_proto.worker.drain import Drain
 from awa_proto.worker.duties import duties
@@ -96,8 +96,9 @@ class WorkerMachine:
     """A worker without I/O. One owner calls it; everybody else puts events in the owner's inbox."""
 
     __slots__ = (
-        "_adopter", "_context", "_cron", "_dispatcher", "_drain", "_finalizer", "_lanes", "_leader", "_lifecycle", "_listener",
-        "_living", "_out", "_promoter", "_queues", "_report", "_rings", "_running", "_surveyor", "_tally", "_timers", "_upkeep",
+        "_adopter", "_context", "_declarer", "_dispatcher", "_drain", "_finalizer", "_lanes", "_leader", "_lifecycle",
+        "_listener", "_living", "_out", "_promoter", "_queues", "_report", "_rings", "_running", "_surveyor", "_tally",
+        "_timers", "_upkeep",
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +111,7 @@ class WorkerMachine:
         hooked: Collection[str] = (),
         follow_ups: FollowUps | None = None,
         periodic: Mapping[str, Periodic] = NO_CRON,
+        describe: Callable[[], Mapping[str, str]] = dict[str, str],
     ) -> None:
         """A worker that has not started.
 
@@ -121,6 +123,7 @@ class WorkerMachine:
             hooked: The kinds that have hooks, as they are now and as they become.
             follow_ups: Makes those that are registered.
             periodic: The cron jobs that the code declares, by name, as they are now and as they become.
+            describe: What people are told of each kind, as JSON text.
         """
         self._out: deque[Output] = deque()
         self._lanes = Lanes(self._out, store.replan)
@@ -143,8 +146,8 @@ class WorkerMachine:
         self._surveyor = Surveyor(self._context, self._dispatcher)
         self._promoter = Promoter(self._context, self._dispatcher, self._finalizer)
         self._listener = Listener(self._context, self._queues)
-        self._cron = Cron(self._context, periodic, tasks)
-        self._upkeep = Upkeep(self._context, duties(self._context, self._cron, self._dispatcher.cancelled))
+        self._declarer = Declarer(self._context, periodic, tasks, describe)
+        self._upkeep = Upkeep(self._context, duties(self._context, self._dispatcher.cancelled))
         self._leader = Leader(self._context, self._upkeep)
         self._drain = Drain(
             self._out, self._queues, self._dispatcher, self._finalizer, self._running, self._promoter, self._surveyor
@@ -166,7 +169,7 @@ class WorkerMachine:
             Timer.LISTEN: lambda _: self._listener.tick(),
             Timer.ADOPT: lambda _: self._adopter.ask(),
             Timer.LEAD: self._leader.ask,
-            Timer.CRON: self._cron.declare,
+            Timer.DECLARE: self._declarer.look,
             Timer.UPKEEP: self._upkeep.tick,
         }
 
@@ -326,7 +329,7 @@ class WorkerMachine:
                 )
             )
         )
-        self._cron.open(now)
+        self._declarer.open(now)
         self._leader.open(registration.instance, now)
 
     def _close(self, now: float) -> None:
@@ -334,7 +337,7 @@ class WorkerMachine:
         self._adopter.close()
         self._surveyor.close()
         self._promoter.close()
-        self._cron.close()
+        self._declarer.close()
         self._leader.close()
         self._listener.close()
 

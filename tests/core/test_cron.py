@@ -178,6 +178,20 @@ def test_what_is_wrong_is_said_where_it_is_written(field: str, options: dict[str
     assert not code.registry.periodic
 
 
+def test_what_a_worker_runs_is_known_to_all_and_said_again_every_hour() -> None:
+    world = Simulation(8)
+    worker = Process(world, WorkerConfig({"q": QueueConfig(2)}), describe=lambda: {"k": '{"queue":"q"}'})
+    worker.start()
+    world.run(1.0)
+    (said,) = play(world.store.list_kinds())
+    assert (said.kind, said.descriptor) == ("k", {"queue": "q"})
+    world.run(3 * 3600.0)
+    (later,) = play(world.store.list_kinds())
+    assert later.changed_at == said.changed_at
+    assert later.seen_at - said.seen_at >= timedelta(hours=2)
+    assert len(world.statements("put_kinds")) == 3
+
+
 def test_of_each_name_there_is_one_also_among_registries_that_include_one_another() -> None:
     one, other = Code(), Code()
     one.periodic("c", "* * * * *", {"kind": "k"})

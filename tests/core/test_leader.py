@@ -185,6 +185,7 @@ DUTIES: dict[str, Any] = {
     "prune_failed": 0,
     "prune_attempts": 0,
     "forget_keys": Forgotten(0, None),
+    "prune_kinds": 0,
     **dict(FOUND),
 }
 

@@ -17,6 +17,7 @@ from awa_proto.store import (
     Ended,
     Forgotten,
     JobFilter,
+    KindInfo,
     NewJob,
     Place,
     Progress,
@@ -36,6 +37,7 @@ from awa_proto.store.queue import (
     cron,
     dead_letters,
     enqueue,
+    kinds,
     leading,
     listening,
     lists,
@@ -232,6 +234,15 @@ class CanonicalStore:
         return settings.set_stripes(self._names, queue, stripes)
 
     # Upkeep of a ring. There is none here; jobs that clients of canonical storage put into one are looked after by its own.
+
+    def put_kinds(self, descriptors: Mapping[str, str]) -> Op[None]:
+        return kinds.put_kinds(self._names, descriptors)
+
+    def list_kinds(self) -> Op[list[KindInfo]]:
+        return kinds.list_kinds(self._names)
+
+    def prune_kinds(self, older_than: float) -> Op[int]:
+        return kinds.prune_kinds(self._names, older_than)
 
     def put_cron(self, templates: Sequence[CronTemplate], *, declared: bool) -> Op[int]:
         return cron.put(self._names, templates, declared=declared)

@@ -8,7 +8,7 @@ the proof. It speaks anyio only. It is given a store without jobs, and may leave
     rescue
                            one concern each; most need no database
     turns, closers         the same beside transactions that are open
-    leading, cron          who does the upkeep, and what is enqueued by the clock
+    leading, cron, kinds   who does the upkeep, what is enqueued by the clock, what workers say of their jobs
     listening, migration, sql
                            the database around it
     ring, prune, rows      what only queue storage, only canonical storage has
@@ -34,6 +34,7 @@ from awa_proto.testing.conformance import (
     deferred,
     endings,
     enqueue,
+    kinds,
     leading,
     listening,
     migration,
@@ -74,6 +75,7 @@ _MODULES = (
     rows,
     leading,
     cron,
+    kinds,
     takeover,
     switch,
     listening,
