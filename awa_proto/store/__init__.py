@@ -404,6 +404,10 @@ class Store(Protocol):
         """
         ...
 
+    def tell_ended(self, attempts: Sequence[Attempt]) -> Op[None]:
+        """Tell whoever still runs these attempts that somebody else has ended them."""
+        ...
+
     def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
         """End attempts, one statement per kind of outcome. Verdicts come in the order given.
 

@@ -500,6 +500,15 @@ class MemoryStore:
 
         return _op("unknown", act, safe_to_retry=True)
 
+    def tell_ended(self, attempts: Sequence[Attempt]) -> Op[None]:
+        """Notify those who listen."""
+
+        def act() -> None:
+            for attempt in attempts:
+                self._tell(f"!{attempt.id}:{attempt.run_lease}")
+
+        return _op("tell_ended", act, safe_to_retry=True)
+
     def replan(self) -> Op[None]:
         """There are no plans."""
         return _op("replan", lambda: None, safe_to_retry=True)

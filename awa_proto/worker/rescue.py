@@ -9,8 +9,9 @@ its result is refused by the database| it is taken out of its batch, in halves; 
 somebody was faster                  | nothing: it is ended, or is found again
 nothing could be written             | the same once more, twice; then it is found again
 
-Hooks are told `Rescued`, and `Exhausted` after it. Follow-ups are best effort: in a transaction of their own after the
-commit, and what fails there is logged and leaves the rescue as it is.
+Whoever still runs such an attempt is told, and cancels its handler. Hooks are told `Rescued`, and `Exhausted` after it.
+Follow-ups are best effort: in a transaction of their own after the commit, and what fails there is logged and leaves the
+rescue as it is.
 
 A database that was away has heard nobody's heartbeat. So after it was, nobody is taken as dead before every worker has had
 the time to beat.
@@ -24,7 +25,7 @@ from typing import Final
 from awa_proto.errors import DatabaseError, Failure
 from awa_proto.events import RescueReason
 from awa_proto.followup import FollowUp, FollowUpError
-from awa_proto.job import JobRow, JobState
+from awa_proto.job import Attempt, JobRow, JobState
 from awa_proto.outcome import Outcome, conclude
 from awa_proto.plan import Op
 from awa_proto.store import Ended, NewJob, Place, StrandedPage, Verdict, Verdicts
@@ -144,10 +145,12 @@ class Rescue:
     def _written(self, ended: Sequence[Ended], verdicts: Verdicts, now: float) -> None:
         context = self._context
         duplicates: list[int] = []
+        over: list[Attempt] = []
         for each, verdict in zip(ended, verdicts, strict=True):
             attempt, transition = each.attempt, each.transition
             if verdict in {Verdict.ACCEPTED, Verdict.DUPLICATE}:
                 self._told((attempt.id, attempt.run_lease))
+                over.append(attempt)
             if verdict is Verdict.DUPLICATE:
                 duplicates.append(attempt.id)
             if verdict is not Verdict.ACCEPTED:
@@ -164,6 +167,8 @@ class Rescue:
                 if is_last:
                     context.hooked.ended((each,))
             self._follow_up(each, now)
+        if over:
+            context.lanes.run(Lane.UPKEEP, context.store.tell_ended(over), _ignore, _ignore)
         if duplicates:
             context.report.tell(
                 INFO, "rescheduled as duplicate", "jobs were cancelled instead of run again: newer ones have their unique keys",
@@ -205,3 +210,7 @@ class Rescue:
             "a follow-up of a rescued attempt could not be made; the rescue stands",
             job=ended.attempt.id, kind=ended.attempt.kind, error=error,
         )  # fmt: skip
+
+
+def _ignore(_: object, _now: float) -> None:
+    """Its result is stale in any case."""

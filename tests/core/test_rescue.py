@@ -101,6 +101,20 @@ def test_a_worker_whose_loop_is_stuck_loses_its_jobs_and_its_late_results_are_st
     assert world.told["stalled: over"] == 1
 
 
+def test_a_worker_that_was_taken_as_dead_and_is_not_cancels_the_handlers_of_what_it_lost() -> None:
+    world = Simulation(1)
+    lonely = worker(world, 1)
+    world.insert(*[Job(takes=300.0)] * 3)
+    world.run(1.0)
+    worker(world, 2)
+    assert lonely.heart is not None
+    lonely.heart.fails = True
+    world.run(100.0)
+    assert len(rescued(world)) == 3
+    assert {line[3] for line in world.trace if line[1] == 1 and line[2] == "cancel"} == rescued(world).keys()
+    assert lonely.machine.running == []
+
+
 def test_a_job_that_takes_every_worker_with_it_ends_by_its_max_attempts() -> None:
     world = Simulation(1)
     world.insert(Job(takes=1000.0, max_attempts=3, expect="failed"))

@@ -138,6 +138,9 @@ class CanonicalStore:
     def unknown(self, instance: int, known: Sequence[int], since: int) -> Op[list[Attempt]]:  # noqa: ARG002  one look finds all
         return rescue.unknown(self._names, instance, known)
 
+    def tell_ended(self, attempts: Sequence[Attempt]) -> Op[None]:
+        return listening.tell_ended(self._names, attempts)
+
     def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
         return finalize(self._names, ended, flush, close.finalizing)
 

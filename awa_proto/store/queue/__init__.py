@@ -141,6 +141,9 @@ class QueueStore:
             rescue.unknown(self._names, instance, known, since), canonical_rescue.unknown(self._names, instance, known)
         )
 
+    def tell_ended(self, attempts: Sequence[Attempt]) -> Op[None]:
+        return listening.tell_ended(self._names, attempts)
+
     def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
         return close.finalize(self._names, ended, flush, canonical_close.finalizing)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from awa_proto.job import Attempt
 from awa_proto.plan import Op, Plan, Statement
 from awa_proto.store.queue.names import Names
 
@@ -42,3 +43,13 @@ def withdraw() -> Op[None]:
         yield Statement("withdraw", "SELECT pg_advisory_unlock_all()")
 
     return Op("withdraw", plan, safe_to_retry=True)
+
+
+def tell_ended(n: Names, attempts: Sequence[Attempt]) -> Op[None]:
+    """Tell whoever runs these attempts that they are ended."""
+
+    def plan() -> Plan[None]:
+        payloads = [f"!{attempt.id}:{attempt.run_lease}" for attempt in attempts]
+        yield Statement("tell_ended", f"SELECT {n.notify('p')} FROM unnest($1::text[]) p", (payloads,))
+
+    return Op("tell_ended", plan, safe_to_retry=True)

@@ -138,3 +138,13 @@ async def schemas_do_not_disturb_each_other(kit: DatabaseKit) -> None:
             pass
         await kit.enqueue(1)
         assert await worker.heard() == []
+
+
+async def workers_hear_which_attempts_somebody_else_has_ended(kit: DatabaseKit) -> None:
+    """Asleep or not: a handler that runs for nothing is to be cancelled."""
+    await kit.enqueue(2)
+    attempts = await kit.claim()
+    async with kit.session() as worker:
+        await listen(kit, worker)
+        await kit.run(kit.store.tell_ended(attempts))
+        assert await worker.heard() == [f"!{attempt.id}:{attempt.run_lease}" for attempt in attempts]
