@@ -122,7 +122,8 @@ class _Life:
         sent = sum(line[2] == "run" for line in since) - upkeep
         allowed = (IDLE + 6) * len(workers)  # a few more when stripes are learnt of, or a half-open connection is found
         check(sent <= allowed or self._poll < 1, f"{sent} statements in {IDLE} idle seconds, {allowed} allowed")
-        check(upkeep <= 2 * IDLE, f"{upkeep} statements of upkeep in {IDLE} idle seconds")
+        # one that begins to lead does every duty once, soon
+        check(upkeep <= 2 * IDLE + 10, f"{upkeep} statements of upkeep in {IDLE} idle seconds")
 
     def end(self) -> None:
         """Everybody stops, and the books are closed."""
