@@ -312,6 +312,8 @@ def _of_value(value: object) -> tuple[Ending, float | None, dict[str, Any]]:
                 return Ending.UNREGISTERED, None, {"error": "the handler waits for a callback that is not registered"}
             case Cancel(reason=reason) if isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 return Ending.CANCEL, None, {"error": clean(f"cancelled: {reason}")}
+            case Cancel(reason=reason):
+                raise ValidationError("Cancel.reason", f"text is needed, not {type_name(reason)}")
             case _:
                 may = "None, Completed, RetryAfter, Snooze or Cancel"
                 wrong = f"the handler returned {type_name(value)}; it may return {may}"

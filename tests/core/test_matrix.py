@@ -71,6 +71,10 @@ ROWS: list[tuple[str, Any, tuple[Any, ...]]] = [
      ("failed", "the handler returned str; it may return None, Completed, RetryAfter, Snooze or Cancel", "failed",
       "the handler returned str; it may return None, Completed, RetryAfter, Snooze or Cancel",
       True, 1, None, "entry", "exhausted", "exhausted", "terminal_error", "terminal_error")),
+    ("Cancel for what is no text", Returned(Cancel(404)),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+     ("failed", "wrong return value: Cancel.reason: text is needed, not int", "failed",
+      "wrong return value: Cancel.reason: text is needed, not int",
+      True, 1, None, "entry", "exhausted", "exhausted", "terminal_error", "terminal_error")),
     ("Snooze", Returned(Snooze(3600)),
      ("scheduled", None, "scheduled", None, False, 0, HOUR, "outcome", None, None, None, None)),
     ("Cancel", Returned(Cancel("why")),

@@ -15,6 +15,12 @@ from awa_proto.outcome import Cancel, RetryAfter, Snooze
 
 SOON: Final = 1.5
 """Seconds ahead that scheduled jobs are due."""
+FAILS_ONCE, FAILS_LAST, FAILS_FOR_GOOD = (
+    "the first attempt fails",
+    "the only attempt fails",
+    "it makes no sense to try again",
+)
+"""What handlers raise: it is meant, so nobody needs a traceback of it."""
 
 
 class Fate(StrEnum):
@@ -146,11 +152,11 @@ class Log:
             case Fate.CANCELLED:
                 return Cancel("nobody wants it")
             case Fate.FAILED_ONCE if is_first:
-                raise RuntimeError("the first attempt fails")
+                raise RuntimeError(FAILS_ONCE)
             case Fate.EXHAUSTED:
-                raise RuntimeError("the only attempt fails")
+                raise RuntimeError(FAILS_LAST)
             case Fate.TERMINAL:
-                raise TerminalError("it makes no sense to try again")
+                raise TerminalError(FAILS_FOR_GOOD)
             case _:
                 return None
 
