@@ -5,7 +5,7 @@ One flush is under way at a time, and carries whatever gathered while the one be
 A flush that failed           | what happens to it
 ------------------------------|-----------------------------------------------------------------------------
 the database is away          | the lane waits (20 ms, doubling to 5 s), then the same batch, the same flush number
-a lock is held                | split by claim: only the one that somebody holds waits, others go on
+a lock is held                | split by claim, then what wants unique keys, in halves: only what somebody holds up waits
 rolled back                   | that batch waits; others go on meanwhile
 refused                       | split in halves, until the bad attempt stands alone: it fails with a clean error
 refused again, alone          | dropped, with an error: rescue ends it one day
@@ -28,6 +28,7 @@ from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import Ending, Outcome, Raised, Returned, Transition, conclude
 from awa_proto.recording import Recording
 from awa_proto.store import Ended, Verdict, Verdicts
+from awa_proto.unique import must_win_again
 from awa_proto.worker.backoff import Backoff
 from awa_proto.worker.context import Context
 from awa_proto.worker.endings import Endings, ResultRefused
@@ -50,7 +51,8 @@ class Batch:
     """Results that are sent together.
 
     flush: its number, the same for every sending. due: when it may be sent again.
-    replaced: its one result stands in for one that was refused.
+    replaced: its one result stands in for one that was refused. unsure: an earlier sending may have written some of it, so
+    that nobody knows which of their follow-ups were new.
     """
 
     ended: Sequence[Ended]
@@ -58,6 +60,7 @@ class Batch:
     backoff: Backoff
     due: float = 0.0
     replaced: bool = False
+    unsure: bool = False
 
 
 class Finalizer:
@@ -205,8 +208,8 @@ class Finalizer:
             self._endings.count(kind, queue, ending, to, times)
         self._endings.written(recorded, now)
         hooked.ended(told)
-        if wanted:  # an earlier sending whose answer was lost may have inserted them
-            self._endings.followed_up(wanted, wanted if batch.backoff.failures else verdicts.inserted)
+        if wanted:
+            self._endings.followed_up(wanted, wanted if batch.unsure else verdicts.inserted)
         if otherwise:
             self._tell_otherwise(otherwise, now)
         if again:
@@ -245,13 +248,13 @@ class Finalizer:
     def _failed(self, error: DatabaseError, now: float) -> None:
         batch = self._take_sent()
         self._context.last_error = error
+        if error.failure not in _REFUSALS | _PASSING or len({e.transition.to for e in batch.ended}) > 1:
+            batch.unsure = True  # the answer was lost, or what goes to other states was written before the failure
         if error.failure in _REFUSALS:
             self._refused(batch, error, now)
             return
-        if error.failure in _HELD and (claims := _by_claim(batch.ended)):
-            self._stuck[:0] = [
-                Batch(part, batch.flush, Backoff(_FIRST, _LONGEST, self._context.random), now) for part in claims
-            ]
+        if error.failure in _HELD and (parts := _apart(batch.ended)):
+            self._split(batch, parts, now)
             return
         if error.failure in _PASSING:
             batch.due = now + batch.backoff.next()
@@ -267,16 +270,18 @@ class Finalizer:
             results=self.unwritten,
         )
 
+    def _split(self, batch: Batch, parts: Sequence[Sequence[Ended]], now: float) -> None:
+        """Send the parts of a batch one after the other, each with the number of the whole."""
+        random = self._context.random
+        self._stuck[:0] = [
+            Batch(part, batch.flush, Backoff(_FIRST, _LONGEST, random), now, unsure=batch.unsure) for part in parts
+        ]
+
     def _refused(self, batch: Batch, error: DatabaseError, now: float) -> None:
         ended = batch.ended
         report = self._context.report
         if len(ended) > 1:
-            half = len(ended) // 2
-            halves = [
-                Batch(part, batch.flush, Backoff(_FIRST, _LONGEST, self._context.random), now)
-                for part in (ended[:half], ended[half:])
-            ]
-            self._stuck[:0] = halves
+            self._split(batch, _halves(ended), now)
             return
         attempt = ended[0].attempt
         if batch.replaced:
@@ -299,9 +304,24 @@ class Finalizer:
         self._stuck.insert(0, instead)
 
 
-def _by_claim(ended: Sequence[Ended]) -> list[list[Ended]]:
-    """The results, each claim's by itself; nothing when they are all of one claim."""
-    parts: dict[tuple[int, int], list[Ended]] = {}
+def _apart(ended: Sequence[Ended]) -> list[Sequence[Ended]]:
+    """The results in parts, so that those nobody holds up can go on; nothing when there is but one, or no telling."""
+    by_claim: dict[tuple[int, int], list[Ended]] = {}
     for e in ended:
-        parts.setdefault((e.attempt.segment, e.attempt.claim_id), []).append(e)
-    return list(parts.values()) if len(parts) > 1 else []
+        by_claim.setdefault((e.attempt.segment, e.attempt.claim_id), []).append(e)
+    if len(by_claim) > 1:
+        return list(by_claim.values())
+    keyed = [e for e in ended if _wants_a_key(e)]
+    if 0 < len(keyed) < len(ended):
+        return [[e for e in ended if not _wants_a_key(e)], keyed]
+    return _halves(keyed) if len(keyed) > 1 else []
+
+
+def _wants_a_key(ended: Ended) -> bool:
+    """Whether writing it may wait for a transaction of somebody who wants the same unique key."""
+    return must_win_again(ended.attempt.extra, ended.transition.to) or any(new.unique for new in ended.follow_ups)
+
+
+def _halves(ended: Sequence[Ended]) -> list[Sequence[Ended]]:
+    half = len(ended) // 2
+    return [ended[:half], ended[half:]]

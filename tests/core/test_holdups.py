@@ -8,8 +8,10 @@ from typing_extensions import override
 
 from awa_proto.errors import DatabaseError, ValidationError
 from awa_proto.job import JobState
+from awa_proto.options import EnqueueRequest
 from awa_proto.outcome import Cancel, Raised, RetryAfter, Returned, Snooze
-from awa_proto.store import Demand, Ended, Promoted, Ring, Verdict
+from awa_proto.recording import Recording
+from awa_proto.store import Demand, Ended, NewJob, Promoted, Ring, Unique, Verdict, Verdicts
 from awa_proto.worker.config import QueueConfig
 from awa_proto.worker.events import CancelJob, Emit, JobEnded, OpFailed, Reason, StartJob, Woken
 from tests.core.test_machine import NOON, Bench, attempt, of
@@ -109,8 +111,60 @@ def test_a_lock_on_one_claim_holds_up_its_results_only() -> None:
     assert bench.machine.unwritten == 0
 
 
-def accepted(ended: Sequence[Ended]) -> list[Any]:
-    return [Verdict.ACCEPTED] * len(ended)
+def staging(bench: Bench, keys: Sequence[int | None]) -> list[Any]:
+    """Attempts of one claim, each of which stages a follow-up: with the unique key of that number, or without one."""
+    starts = bench.claimed(*(attempt(n)._replace(claim_id=1, idx=n) for n in range(1, len(keys) + 1)))
+    for start, key in zip(starts, keys, strict=True):
+        unique = None if key is None else Unique(bytes([key]) * 16, 1)
+        recording = start.recordings[start.attempt.id, start.attempt.run_lease] = Recording(start.attempt, None)
+        recording.stage(NewJob("k", "q", "{}", unique=unique), 1, EnqueueRequest({"kind": "k"}))
+    return [start.attempt for start in starts]
+
+
+def test_a_key_that_a_stranger_holds_holds_up_the_job_that_wants_it_only() -> None:
+    bench = Bench(QueueConfig(max_workers=8)).running()
+    attempts = staging(bench, [None, 1, 2, None, 3, 4])
+    bench.hear(*(JobEnded(each, Returned(None)) for each in attempts))
+    written: list[int] = []
+    for _ in range(12):
+        if "finalize" not in bench.ops:
+            break
+        sent = flushed(bench)[-1]
+        if 3 in sent:
+            bench.failed("finalize", BUSY)
+        else:
+            written += sent
+            bench.done("finalize", accepted(bench.store.flushes[-1][0]))
+    assert sorted(written) == [1, 2, 4, 5, 6]
+    bench.wait(5.0)
+    assert flushed(bench)[-1] == [3]
+
+
+def test_a_follow_up_that_proved_a_duplicate_after_a_wait_counts_as_one() -> None:
+    bench = Bench(QueueConfig(max_workers=8)).running()
+    bench.hear(*(JobEnded(each, Returned(None)) for each in staging(bench, [1])))
+    bench.failed("finalize", BUSY)
+    bench.wait(5.0)
+    bench.done("finalize", accepted(bench.store.flushes[-1][0]))
+    metric = "awa.job.staged_follow_ups_committed"
+    assert bench.machine.tally.total(metric, {"awa.follow_up.result": "duplicate"}) == 1
+    assert bench.machine.tally.total(metric, {"awa.follow_up.result": "inserted"}) == 0
+
+
+def test_follow_ups_that_an_unanswered_sending_may_have_written_count_as_inserted() -> None:
+    bench = Bench(QueueConfig(max_workers=8)).running()
+    bench.hear(*(JobEnded(each, Returned(None)) for each in staging(bench, [1, None])))
+    bench.failed("finalize", None)
+    bench.wait(5.0)
+    bench.failed("finalize", BUSY)
+    for _ in range(2):
+        bench.done("finalize", accepted(bench.store.flushes[-1][0]))
+    total = bench.machine.tally.total("awa.job.staged_follow_ups_committed", {"awa.follow_up.result": "inserted"})
+    assert total == 2
+
+
+def accepted(ended: Sequence[Ended]) -> Verdicts:
+    return Verdicts([Verdict.ACCEPTED] * len(ended))
 
 
 def test_plans_are_made_anew_after_a_claim_that_took_long_and_no_claim_waits_for_it_in_line() -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 import awa_proto as awa
@@ -564,6 +565,38 @@ def test_the_bytes_counted_are_kind_queue_args_metadata_tags_and_ordering_key() 
     job.enqueue_on_completion(Welcome(1, ["x" * (MAX_STAGED_BYTES - fixed)]), queue="q")
     with pytest.raises(awa.StagingError.TooLarge):
         job.enqueue_on_completion({}, kind="k", queue="q")
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
+def test_a_key_in_a_strangers_open_transaction_holds_up_the_one_completion_that_wants_it(
+    run: Run, database: str, engine: Any, commits: bool
+) -> None:
+    async def scenario(app: App) -> None:
+        mail(app)
+        app.task(Signup)(ends)
+
+        @app.on_completed_enqueue(Signup)
+        def welcome(args: Signup, job: awa.JobRow) -> awa.EnqueueRequest | None:
+            return awa.EnqueueRequest(Welcome(args.user)).unique() if args.user < 3 else None
+
+        first, *others = [(await app.client.insert(Signup(user))).id for user in (1, 2, 3, 4)]
+        with psycopg.connect(database) as connection:
+            with awa_sync.Client(database, engine=engine) as stranger:
+                stranger.insert(Welcome(1), queue="mail", unique_opts={}, using=connection)
+            async with app.client.worker({"default": 10}) as worker:
+                for id in others:
+                    while (await app.client.get_job(id)).state is not awa.JobState.COMPLETED:
+                        pass
+                assert (await app.client.get_job(first)).state is awa.JobState.RUNNING
+                (connection.commit if commits else connection.rollback)()
+                await worker.drained()
+                tally = worker.tally
+        assert (await app.client.get_job(first)).state is awa.JobState.COMPLETED
+        assert [job.args["user"] for job in await enqueued(app)] == ([1, 2] if commits else [2, 1])
+        metric = "awa.job.staged_follow_ups_committed"
+        assert tally.total(metric, {"awa.follow_up.result": "duplicate"}) == commits
+
+    run(scenario)
 
 
 def test_a_staged_unique_follow_up_that_exists_is_skipped_and_counted(run: Run) -> None:
