@@ -1,7 +1,7 @@
-# demo, test, check, bench: each makes .venv and installs what it needs; a second run finds its stamp and is quick.
+# demo, test, chaos, check, bench: each makes .venv and installs what it needs; a second run finds its stamp and is quick.
 # Assumed: Python 3.11 or newer with pip, nothing else.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test chaos check bench clean
 .DELETE_ON_ERROR:
 
 # The first interpreter that is new enough and really runs (a version manager's shim may exist and fail).
@@ -10,11 +10,13 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 p
 BIN := .venv/bin
 EXTRAS := asyncpg,psycopg,trio,embedded,cli,cron
 PYTEST_ARGS ?= -n 2
+CHAOS_ARGS ?=
 BENCH_ARGS ?=
 
 help:
 	@echo "make demo    the queue at work on an embedded PostgreSQL"
 	@echo "make test    all tests, with branch coverage (some ten minutes); PYTEST_ARGS='-k name' is passed on"
+	@echo "make chaos   workers killed 100 times, servers restarted 20 times, crashed 40 times; CHAOS_ARGS='-k trio' is passed on"
 	@echo "make check   lint, format, types, import contracts"
 	@echo "make bench   benchmarks; BENCH_ARGS='drain --jobs 20000' is passed on"
 	@echo "make clean   removes everything the others made"
@@ -25,6 +27,11 @@ demo: .venv/.has-demo
 test: .venv/.has-test
 	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory test-3.12 test-3.13
+
+# What each of the four drivers goes through, on each PostgreSQL there is; AWA_CHAOS_SEED=... repeats what chance chose.
+chaos: .venv/.has-test
+	AWA_CHAOS_SEED=$${AWA_CHAOS_SEED:-$$(date +%s)} AWA_CHAOS_KILLS=25 AWA_CHAOS_RESTARTS=5 AWA_CHAOS_CRASHES=10 \
+		$(BIN)/python -m pytest tests/chaos $(CHAOS_ARGS)
 
 # Another Python: what needs no server, and a smoke test of what does. `found` is empty where that Python is missing.
 test-3.%:
