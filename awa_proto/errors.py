@@ -169,6 +169,8 @@ class Failure(StrEnum):
     """A table, column or function of the schema is missing."""
     UNPREPARED = "unprepared"
     """A prepared statement is not where it was put: a pooler that cannot do them."""
+    RESTORED = "restored dump"
+    """The cursors are those of another cluster: nothing can be claimed until they are rebased."""
     REFUSED = "refused"
     """The server will refuse the same statement again: bad data, missing permission, a bug."""
 

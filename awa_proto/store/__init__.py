@@ -491,6 +491,13 @@ class Store(Protocol):
         """Delete the oldest dead letters, at most `limit`, of those that became so longer ago than so many seconds."""
         ...
 
+    def rebase(self, *, thorough: bool = False) -> Op[bool]:
+        """Make a dump that was restored into another cluster right for that; whether it was one.
+
+        `register` and `claim` fail as RESTORED until it is done. thorough: to be said after a claim has.
+        """
+        ...
+
     def prune_failed(self, older_than: float, limit: int) -> Op[int]:
         """The same of failed and cancelled jobs, from when they ended. Both with their unique keys."""
         ...

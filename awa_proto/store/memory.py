@@ -760,6 +760,10 @@ class MemoryStore:
 
         return _op("prune_dlq", act, safe_to_retry=True)
 
+    def rebase(self, *, thorough: bool = False) -> Op[bool]:  # noqa: ARG002
+        """Nothing is numbered by a cluster."""
+        return _op("rebase", lambda: False, safe_to_retry=True)
+
     def prune_failed(self, older_than: float, limit: int) -> Op[int]:
         """The oldest failed and cancelled jobs that are no dead letters are gone for good."""
 

@@ -23,6 +23,7 @@ class Context:
 
     random: floats in [0, 1), the only source of chance. follow_ups: those registered for the kinds of this worker.
     tally: what is counted. last_error: the newest failure, for health.
+    is_rebasing: a dump of another cluster is made right.
     """
 
     store: Store
@@ -36,3 +37,4 @@ class Context:
     follow_ups: FollowUps
     tally: Tally
     last_error: DatabaseError | None = None
+    is_rebasing: bool = False

@@ -31,6 +31,7 @@ from awa_proto.worker.deadlines import Fence
 from awa_proto.worker.events import CancelJob, Lane, Output, Reason, StartJob
 from awa_proto.worker.finalize import Finalizer
 from awa_proto.worker.happened import started
+from awa_proto.worker.rebase import rebase
 from awa_proto.worker.running import Running
 from awa_proto.worker.served import ServedQueue
 from awa_proto.worker.timers import Timer
@@ -267,6 +268,8 @@ class Dispatcher:
         if error.failure in _OF_A_QUEUE:
             self._set_apart(asked, error, now)
             return
+        if error.failure is Failure.RESTORED:
+            rebase(self._context, now)
         self._hold = now + self._backoff.next()
         self._context.last_error = error
         self._context.report.warn(now, "claim failed", "jobs could not be claimed; tried again", error=str(error))

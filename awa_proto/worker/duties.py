@@ -15,10 +15,10 @@ from awa_proto.worker.upkeep import Duty
 
 BATCH: Final = 1000
 """Most rows that one run of a duty deletes; the next one follows at once."""
-SWEEP_EVERY: Final = 10.0
+SWEEP_EVERY: Final = 20.0
 SWEPT: Final = 5000
-ROTATE_EVERY: Final = 10.0
-PRUNE_EVERY: Final = 10.0
+ROTATE_EVERY: Final = 15.0
+PRUNE_EVERY: Final = 30.0
 PROBE_EVERY: Final = 5.0
 CLEAN_EVERY: Final = 60.0
 HELD_EVERY: Final = 600.0
@@ -54,6 +54,10 @@ def duties(context: Context, rescued: Callable[[tuple[int, int]], None]) -> list
             context.report.recovered("segments held", "segments past their time could be emptied")
         return 0.0 if answer.more else None
 
+    def rebased(was_elsewhere: bool, _: float) -> None:
+        if was_elsewhere:
+            context.report.tell(INFO, "restored dump", "a dump of another cluster was rebased")
+
     walked = b""
 
     def forgot(answer: Forgotten, _: float) -> float | None:
@@ -63,6 +67,7 @@ def duties(context: Context, rescued: Callable[[tuple[int, int]], None]) -> list
         return 0.0 if answer.keys * 10 >= BATCH else None
 
     return [
+        Duty("cluster", HELD_EVERY, store.rebase, rebased),
         Cron(context).duty(),
         Duty("sweep", SWEEP_EVERY, lambda: store.sweep(SWEPT), _whole(SWEPT)),
         Duty("probe", PROBE_EVERY, store.probe, probed),

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
-from awa_proto.errors import DatabaseError
+from awa_proto.errors import DatabaseError, Failure
 from awa_proto.store import Registration
 from awa_proto.worker.backoff import Backoff
 from awa_proto.worker.context import Context
@@ -30,6 +30,7 @@ from awa_proto.worker.dispatch import Dispatcher
 from awa_proto.worker.events import CancelJob, Lane, Output, Reason, Stopped
 from awa_proto.worker.finalize import Finalizer
 from awa_proto.worker.heartbeat import Living
+from awa_proto.worker.rebase import rebase
 from awa_proto.worker.report import INFO, WARNING
 from awa_proto.worker.running import Running
 from awa_proto.worker.timers import Timer
@@ -125,6 +126,8 @@ class Lifecycle:
             self._stopped()
             return
         self._context.last_error = error
+        if error.failure is Failure.RESTORED:
+            rebase(self._context, now)
         delay = self._backoff.next()
         self._context.report.warn(
             now,

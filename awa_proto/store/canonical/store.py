@@ -43,6 +43,7 @@ from awa_proto.store.queue import (
     lists,
     people,
     reads,
+    rebase,
     retention,
     settings,
     stats,
@@ -205,6 +206,9 @@ class CanonicalStore:
 
     def prune_dlq(self, older_than: float, limit: int) -> Op[int]:
         return retention.prune_dlq(self._names, older_than, limit)
+
+    def rebase(self, *, thorough: bool = False) -> Op[bool]:
+        return rebase.rebase(self._names, thorough=thorough)
 
     def prune_failed(self, older_than: float, limit: int) -> Op[int]:
         return retention.prune_failed(self._names, older_than, limit)

@@ -54,6 +54,7 @@ from awa_proto.store.queue import (
     promote,
     prune,
     reads,
+    rebase,
     rescue,
     retention,
     rotate,
@@ -208,6 +209,9 @@ class QueueStore:
 
     def prune_dlq(self, older_than: float, limit: int) -> Op[int]:
         return retention.prune_dlq(self._names, older_than, limit)
+
+    def rebase(self, *, thorough: bool = False) -> Op[bool]:
+        return rebase.rebase(self._names, thorough=thorough)
 
     def prune_failed(self, older_than: float, limit: int) -> Op[int]:
         return retention.prune_failed(self._names, older_than, limit)

@@ -14,10 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from awa_proto.errors import DatabaseError, Failure
 from awa_proto.job import Attempt
 from awa_proto.plan import Op, Plan, Rows, Statement
 from awa_proto.store import Claimed, Demand, Ring
 from awa_proto.store.queue.names import Names, union
+
+_FUTURE = "lies in the future, rebase first"
 
 LIMIT = 1000
 """Most jobs a claim takes from one queue. A constant outside of LIMIT n, so that the cost the planner sees does not grow with
@@ -110,7 +113,7 @@ cursors AS MATERIALIZED (
   LEFT JOIN LATERAL ({union(lambda s: _cursor(n, s), segments, "    ")}) c ON true
   WHERE a.mine
     AND CASE WHEN pg_snapshot_xmax(c.upto) > pg_snapshot_xmax(snap.now)      -- a dump of a cluster with higher numbers
-             THEN ('the cursor of queue ' || a.queue || ' lies in the future, rebase first')::bool ELSE true END
+             THEN ('the cursor of queue ' || a.queue || ' {_FUTURE}')::bool ELSE true END
 ),
 lanes AS MATERIALIZED (   -- lanes that have something, with the spans where unclaimed rows can be
   SELECT c.seg, c.queue, c.priority, c.stripe, c.age, l.*, head.ord AS first, head.run_at,
@@ -208,7 +211,12 @@ def claim(n: Names, instance: int, ring: Ring, demands: Sequence[Demand], advanc
     )
 
     def plan() -> Plan[Claimed]:
-        rows: Rows = yield statement
+        try:
+            rows: Rows = yield statement
+        except DatabaseError as error:
+            if _FUTURE in str(error):
+                error.failure = Failure.RESTORED
+            raise
         attempts = [Attempt._make(row) for row in rows if row[0] is not None]
         marks = rows if len(attempts) != len(rows) else []
         version, now, again = 0, None, set[tuple[str, int]]()

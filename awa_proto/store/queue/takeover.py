@@ -33,7 +33,7 @@ from awa_proto.store.queue.enqueue import PROMOTE_HINT
 from awa_proto.store.queue.names import BODY, CANONICAL, Names
 
 _HALF: Final = 0.5
-_PASSING: Final = frozenset({Failure.BUSY, Failure.TRANSIENT, Failure.REFUSED, Failure.TIMED_OUT})
+_PASSING: Final = frozenset({Failure.BUSY, Failure.TRANSIENT, Failure.REFUSED, Failure.TIMED_OUT, Failure.RESTORED})
 """Failures of a statement that leave the connection, and what the statements before it have claimed."""
 
 

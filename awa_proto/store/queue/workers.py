@@ -10,6 +10,7 @@ from awa_proto.schema import latest, refuse_newer
 from awa_proto.store import QueueSettings, Registration, Ring, WorkerInfo
 from awa_proto.store.queue.home import canonical_is_open
 from awa_proto.store.queue.names import Names
+from awa_proto.store.queue.rebase import elsewhere
 
 
 def _survey(n: Names, queues: Sequence[str]) -> Plan[tuple[Ring, dict[str, QueueSettings]]]:
@@ -59,7 +60,10 @@ def survey(n: Names, queues: Sequence[str]) -> Op[tuple[Ring, Mapping[str, Queue
 
 
 def register(n: Names, worker: WorkerInfo) -> Op[Registration]:
-    """Introduce a worker. Raises SchemaNotMigrated unless the schema is that of this code."""
+    """Introduce a worker. Raises SchemaNotMigrated unless the schema is that of this code.
+
+    Its failure is RESTORED in a dump of another cluster, until that is rebased.
+    """
 
     def plan() -> Plan[Registration]:
         try:
@@ -71,6 +75,11 @@ def register(n: Names, worker: WorkerInfo) -> Op[Registration]:
         refuse_newer(n.schema, versions[0][0])
         if versions[0][0] < latest():
             raise not_migrated(n.schema)
+        moved = yield elsewhere(n)
+        if moved[0][0]:
+            restored = DatabaseError("this is a dump of another cluster, which is to be rebased first", "55000")
+            restored.failure = Failure.RESTORED
+            raise restored
         ring, settings = yield from _survey(n, worker.queues)
         rows = yield Statement(
             "register",

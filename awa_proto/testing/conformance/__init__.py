@@ -11,7 +11,8 @@ the proof. It speaks anyio only. It is given a store without jobs, and may leave
     leading, cron, kinds   who does the upkeep, what is enqueued by the clock, what workers say of their jobs
     listening, migration, sql
                            the database around it
-    ring, prune, rows      what only queue storage, only canonical storage has
+    ring, prune, rebase, rows
+                           what only queue storage, only canonical storage has
     takeover, switch       the way from the one to the other
 """
 
@@ -42,6 +43,7 @@ from awa_proto.testing.conformance import (
     prune,
     queues,
     reads,
+    rebase,
     rescue,
     retention,
     ring,
@@ -72,6 +74,7 @@ _MODULES = (
     retention,
     ring,
     prune,
+    rebase,
     rows,
     leading,
     cron,

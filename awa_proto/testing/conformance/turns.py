@@ -212,7 +212,7 @@ async def a_cursor_in_the_future_is_refused(kit: RingKit) -> None:
     try:
         await kit.claim()
     except DatabaseError as error:
-        assert error.failure is Failure.REFUSED
+        assert error.failure is Failure.RESTORED
         assert "lies in the future" in str(error), error
     else:
         raise AssertionError("claimed with a cursor in the future")
