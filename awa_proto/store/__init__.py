@@ -189,11 +189,12 @@ class Progress(NamedTuple):
 class Stranded(NamedTuple):
     """An attempt that its worker will not end, with the progress it recorded in its `extra`.
 
-    recorded: that progress has a row of its own, which is to go with the attempt's end.
+    recorded: that progress has a row of its own, which is to go with the attempt's end. at: when it was found, database time.
     """
 
     attempt: Attempt
     recorded: bool
+    at: datetime
 
 
 Place: TypeAlias = tuple[int, int, int]
@@ -201,13 +202,9 @@ Place: TypeAlias = tuple[int, int, int]
 
 
 class StrandedPage(NamedTuple):
-    """A page of stranded attempts.
-
-    now: database time. after: what the next page begins after, None when this is the last one.
-    """
+    """A page of stranded attempts. after: what the next page begins after, None when this is the last one."""
 
     stranded: Sequence[Stranded]
-    now: datetime
     after: Place | None
 
 

@@ -483,8 +483,8 @@ class MemoryStore:
         found = sorted((*job.claim, job.id) for job in self._tables.jobs.values() if job.claim and matches(job, now))
         page = [place for place in found if after is None or place > after][:limit]
         jobs = [self._tables.jobs[id] for _, _, id in page]
-        stranded = [Stranded(_attempt(job), job.recorded is not None) for job in jobs]
-        return StrandedPage(stranded, now, page[-1] if len(page) >= limit else None)
+        stranded = [Stranded(_attempt(job), job.recorded is not None, now) for job in jobs]
+        return StrandedPage(stranded, page[-1] if len(page) >= limit else None)
 
     def unknown(self, instance: int, known: Sequence[int], since: int) -> Op[list[Attempt]]:
         """Running attempts of a worker that it does not know."""

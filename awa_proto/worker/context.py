@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from awa_proto.errors import DatabaseError
 from awa_proto.followup import FollowUps
@@ -11,6 +11,7 @@ from awa_proto.store import Store
 from awa_proto.worker.clock import DatabaseClock
 from awa_proto.worker.config import WorkerConfig
 from awa_proto.worker.happened import Hooked
+from awa_proto.worker.heartbeat import Living
 from awa_proto.worker.lanes import Lanes
 from awa_proto.worker.report import Report
 from awa_proto.worker.tally import Tally
@@ -22,7 +23,8 @@ class Context:
     """Shared by the components of one worker.
 
     random: floats in [0, 1), the only source of chance. follow_ups: those registered for the kinds of this worker.
-    tally: what is counted. last_error: the newest failure, for health.
+    tally: what is counted. last_error: the newest failure, for health. living: what the heartbeat and the worker tell each
+    other.
     is_rebasing: a dump of another cluster is made right.
     """
 
@@ -38,3 +40,4 @@ class Context:
     tally: Tally
     last_error: DatabaseError | None = None
     is_rebasing: bool = False
+    living: Living = field(default_factory=Living)

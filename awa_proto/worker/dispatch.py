@@ -148,7 +148,7 @@ class Dispatcher:
 
     def settle(self, now: float) -> None:
         """Start what can be started, then ask for what is wanted."""
-        if not self.is_open or self._finalizer.unwritten >= self._bound:
+        if not self.is_open or self._finalizer.unwritten >= self._bound or self._context.living.is_silent:
             return
         for queue in self.queues.values():
             if queue.buffer and queue.running < queue.slots:

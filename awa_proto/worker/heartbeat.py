@@ -8,6 +8,7 @@ what                                    | what becomes of it
 ----------------------------------------|-------------------------------------------------------------------------
 every `heartbeat_interval`              | a beat; then what handlers newly said of their progress, in one statement
 a beat fails                            | again after 0.5 s, doubling to half the interval
+none got through for nearly stale_after | the worker claims and starts nothing: others would be given it at once
 the worker's machine does not answer    | after `stall_limit` no more beats, said once; others will run its jobs
 it answers again                        | beats again, said once; its late results are stale
 the last result is written              | no more beats: the worker says itself that it leaves
@@ -43,12 +44,14 @@ class Living:
     """What the two machines tell each other; each field is written by one thread and read by the other.
 
     recordings: what handlers that run have recorded, by (id, run_lease). answered: the newest ping the worker's machine has
-    seen. has_left: it has written its last result, and leaves.
+    seen. has_left: it has written its last result, and leaves. is_silent: for so long no beat has got through that others
+    are about to take the worker as dead.
     """
 
     recordings: dict[tuple[int, int], Recording] = field(default_factory=dict[tuple[int, int], Recording])
     answered: int = 0
     has_left: bool = False
+    is_silent: bool = False
 
 
 class Heartbeat:
@@ -58,8 +61,8 @@ class Heartbeat:
     """
 
     __slots__ = (
-        "_backoff", "_due", "_info", "_instance", "_is_busy", "_living", "_number", "_out", "_pinged", "_pinged_at",
-        "_random", "_report", "_said", "_settings", "_store", "is_stalled",
+        "_backoff", "_beaten_at", "_due", "_info", "_instance", "_is_busy", "_living", "_number", "_out", "_pinged",
+        "_pinged_at", "_random", "_report", "_said", "_settings", "_store", "is_stalled",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +84,7 @@ class Heartbeat:
         self._report = Report(self._out)
         self._backoff = Backoff(min(0.5, settings.heartbeat_interval / 4), settings.heartbeat_interval / 2, random)
         self._due: float | None = None
+        self._beaten_at = 0.0
         self._is_busy = False
         self._number = 0
         self._pinged = 0
@@ -92,6 +96,7 @@ class Heartbeat:
 
     def start(self, now: float) -> None:
         """Begin. The registration counts as the first beat."""
+        self._beaten_at = now
         self._wait(now)
 
     def handle(self, event: OpDone | OpFailed, now: float) -> None:
@@ -99,7 +104,7 @@ class Heartbeat:
         self._is_busy = False
         match event:
             case OpDone():
-                self._done()
+                self._done(now)
             case OpFailed(error=error):
                 self._failed(error, now)
 
@@ -153,12 +158,14 @@ class Heartbeat:
         patience = max(self._settings.heartbeat_interval, LEAST_PATIENCE)
         self._out.append(RunOp(self._number, dataclasses.replace(op, timeout=patience), Lane.HEARTBEAT))
 
-    def _done(self) -> None:
+    def _done(self, now: float) -> None:
         if self._said:
             for recording, progress in self._said:
                 recording.flushed(progress)
             self._said = []
             return
+        self._beaten_at = now
+        self._living.is_silent = False
         self._backoff.reset()
         self._report.recovered("heartbeat failed", "the heartbeat reaches the database again")
         recordings = tuple(self._living.recordings.values())  # at once: handlers in other threads add to them
@@ -176,6 +183,8 @@ class Heartbeat:
             )  # fmt: skip
             return
         self._due = min(now + self._backoff.next(), self._due or now)
+        silent = now - self._beaten_at
+        self._living.is_silent = silent >= self._settings.stale_after - self._settings.heartbeat_interval
         self._report.warn(
             now, "heartbeat failed", "the heartbeat does not reach the database; tried again", error=str(error)
         )

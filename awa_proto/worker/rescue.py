@@ -107,13 +107,13 @@ class Rescue:
                     conclude(
                         attempt,
                         self._reason,
-                        page.now,
+                        at,
                         context.random,
                         dead_letters=context.config.keeps_dead_letters(attempt.queue),
                     ),
                     flushed=recorded,
                 )
-                for attempt, recorded in page.stranded
+                for attempt, recorded, at in page.stranded
             ]
             self._end(ended, _TRIES)
         return None if page.after is None else 0.0

@@ -67,7 +67,7 @@ from awa_proto.worker.events import (
 )
 from awa_proto.worker.finalize import Finalizer
 from awa_proto.worker.happened import Hooked
-from awa_proto.worker.heartbeat import Heartbeat, Living
+from awa_proto.worker.heartbeat import Heartbeat
 from awa_proto.worker.lanes import Lanes
 from awa_proto.worker.leader import Leader
 from awa_proto.worker.lifecycle import Lifecycle, Phase
@@ -139,7 +139,7 @@ class WorkerMachine:
             name: ServedQueue(name, queue, config.poll_interval, random) for name, queue in config.queues.items()
         }
         self._finalizer = Finalizer(self._context)
-        self._living = Living()
+        self._living = self._context.living
         self._running = Running(self._finalizer, self._living.recordings)
         self._dispatcher = Dispatcher(self._context, self._out, tasks, self._queues, self._finalizer, self._running)
         self._adopter = Adopter(self._context, self._dispatcher, self._finalizer, self._running)

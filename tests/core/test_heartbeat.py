@@ -123,6 +123,19 @@ def test_a_beat_that_failed_is_repeated_soon_and_said_once() -> None:
     assert bench.said == ["heartbeat failed", "heartbeat failed: over"]
 
 
+def test_while_no_beat_gets_through_the_worker_takes_nothing_new() -> None:
+    bench = Bench()
+    living = bench.machine._context.living
+    bench.fails = {"beat"}
+    bench.until(19.0)
+    said = [living.is_silent]
+    bench.until(29.0)
+    said.append(living.is_silent)
+    bench.fails.clear()
+    bench.until(35.0)
+    assert [*said, living.is_silent] == [False, True, False]
+
+
 def test_the_time_a_beat_may_take_leaves_time_for_another_one_before_it_is_stale() -> None:
     bench = Bench()
     bench.heart.handle_timeout(EVERY)

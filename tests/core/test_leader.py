@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from datetime import UTC, datetime
 from typing import Any
 
 from awa_proto.errors import DatabaseError
@@ -18,7 +17,7 @@ from awa_proto.worker.leader import LEASE, RENEW_EVERY, SPREAD
 from tests.core.test_machine import NOON, Bench, of
 
 AWAY = "08006"
-FOUND = [(name, StrandedPage([], datetime(2026, 1, 1, tzinfo=UTC), None)) for name in ("find_stale", "find_overdue")]
+FOUND = [(name, StrandedPage([], None)) for name in ("find_stale", "find_overdue")]
 MINE = Leadership(7, True, 1, LEASE)
 
 

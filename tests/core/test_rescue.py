@@ -112,7 +112,12 @@ def test_a_worker_that_was_taken_as_dead_and_is_not_cancels_the_handlers_of_what
     world.run(100.0)
     assert len(rescued(world)) == 3
     assert {line[3] for line in world.trace if line[1] == 1 and line[2] == "cancel"} == rescued(world).keys()
-    assert lonely.machine.running == []
+    assert lonely.machine.running == [], "and takes nothing new while nobody hears that it lives"
+    world.run(150.0)
+    lonely.heart.fails = False
+    world.insert(*[Job(takes=60.0)] * 15)  # more than the other one takes
+    world.run(170.0)
+    assert any(line[1] == 1 for line in world.trace if line[0] > 150.0 and line[2] == "start")
 
 
 def test_a_job_that_takes_every_worker_with_it_ends_by_its_max_attempts() -> None:

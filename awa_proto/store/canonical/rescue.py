@@ -40,11 +40,10 @@ def find_sql(n: Names, *, overdue: bool) -> str:
 def _finding(
     n: Names, name: str, seconds: float, limit: int, after: Place | None, *, overdue: bool
 ) -> Plan[StrandedPage]:
-    time = yield Statement("clock", "SELECT clock_timestamp()")
     params = (seconds, after[1] if after else 0, limit)
     rows: Rows = yield Statement(f"canonical.{name}", find_sql(n, overdue=overdue), params)
     found = [stranded(row) for row in rows]
-    return StrandedPage(found, time[0][0], (CANONICAL, found[-1].attempt.id, 0) if len(found) >= limit else None)
+    return StrandedPage(found, (CANONICAL, found[-1].attempt.id, 0) if len(found) >= limit else None)
 
 
 def find_stale(n: Names, silent: float, limit: int, after: Place | None) -> Op[StrandedPage]:

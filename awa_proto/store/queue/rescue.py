@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from awa_proto.job import Attempt
-from awa_proto.plan import Op, Plan, Rows, Statement
+from awa_proto.plan import Op, Plan, Row, Rows, Statement
 from awa_proto.store import Place, Stranded, StrandedPage, WorkerInfo
 from awa_proto.store.queue.names import FEW_CLOSURES, PROGRESSING, Names
 from awa_proto.store.queue.sweep import open_claims
@@ -116,7 +116,6 @@ def _finding(
     found: list[Stranded] = []
     from_segment, claim_id, idx = after or (0, 0, -1)
     used: Rows = yield Statement("rescue.segments", _SEGMENTS.format(s=n.s))
-    now = used[0][1]
     for s, _ in used:
         if s < from_segment:
             continue
@@ -127,17 +126,15 @@ def _finding(
             (seconds, *begin, limit - len(found)),
         )
         found += [stranded(row) for row in rows]
-        if rows:
-            now = rows[-1][15]
         if len(found) >= limit:
             last = found[-1].attempt
-            return StrandedPage(found, now, (s, last.claim_id, last.idx))
-    return StrandedPage(found, now, None)
+            return StrandedPage(found, (s, last.claim_id, last.idx))
+    return StrandedPage(found, None)
 
 
-def stranded(row: tuple[object, ...]) -> Stranded:
+def stranded(row: Row) -> Stranded:
     """A row of such a statement."""
-    return Stranded(Attempt._make(row[:14]), bool(row[14]))
+    return Stranded(Attempt._make(row[:14]), row[14], row[15])
 
 
 def find_stale(n: Names, silent: float, limit: int, after: Place | None) -> Op[StrandedPage]:

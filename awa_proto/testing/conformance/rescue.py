@@ -18,9 +18,9 @@ LONG, NOW = 3600.0, 0.0
 WORKER = WorkerInfo(("q",), hostname="kit", pid=1)
 
 
-def rescued(stranded: Stranded, page: StrandedPage, reason: RescueReason = RescueReason.STALE_HEARTBEAT) -> Ended:
+def rescued(stranded: Stranded, reason: RescueReason = RescueReason.STALE_HEARTBEAT) -> Ended:
     """How rescue ends an attempt."""
-    transition = conclude(stranded.attempt, reason, page.now, lambda: 0.0)
+    transition = conclude(stranded.attempt, reason, stranded.at, lambda: 0.0)
     return Ended(stranded.attempt, transition, flushed=stranded.recorded)
 
 
@@ -61,7 +61,7 @@ async def pages_go_on_after_the_last_attempt_whatever_ends_meanwhile(kit: Kit) -
     assert [a.id for page in whole for a in page] == [a.id for a in attempts]
     assert [len(page) for page in whole] == [2, 2, 2, 1]
     first = await kit.run(kit.store.find_stale(NOW, 2))
-    await kit.finalize(*(rescued(stranded, first) for stranded in first.stranded))
+    await kit.finalize(*(rescued(stranded) for stranded in first.stranded))
     second = await kit.run(kit.store.find_stale(NOW, 100, first.after))
     assert [stranded.attempt for stranded in second.stranded] == attempts[2:]
 
@@ -72,7 +72,7 @@ async def a_rescued_attempt_keeps_its_progress_and_a_late_result_is_stale(kit: K
     await kit.run(kit.store.record_progress([Progress(attempt, '{"percent":40}')]))
     page = await kit.run(kit.store.find_stale(NOW, 10))
     assert [stranded.recorded for stranded in page.stranded] == [True]
-    assert await kit.finalize(rescued(page.stranded[0], page)) == [Verdict.ACCEPTED]
+    assert await kit.finalize(rescued(page.stranded[0])) == [Verdict.ACCEPTED]
     assert await kit.finalize(end(attempt)) == [Verdict.STALE]
     job = await kit.job(id)
     assert (job.state, job.attempt, job.progress, job.tags) == (JobState.RETRYABLE, 1, {"percent": 40}, ["t"])
@@ -85,7 +85,7 @@ async def an_attempt_that_ended_after_it_was_found_is_not_rescued(kit: Kit) -> N
     (attempt,) = await kit.claim()
     page = await kit.run(kit.store.find_stale(NOW, 10))
     await kit.close(attempt)
-    assert await kit.finalize(rescued(page.stranded[0], page)) == [Verdict.STALE]
+    assert await kit.finalize(rescued(page.stranded[0])) == [Verdict.STALE]
     assert (await kit.job(id)).state is JobState.COMPLETED
 
 
@@ -94,7 +94,7 @@ async def a_poison_job_ends_by_its_max_attempts(kit: Kit) -> None:
     for _ in range(2):
         await kit.claim()
         page = await kit.run(kit.store.find_stale(NOW, 10))
-        ended = rescued(page.stranded[0], page)
+        ended = rescued(page.stranded[0])
         again = ended.transition.to is JobState.RETRYABLE
         await kit.finalize(
             end(ended.attempt, JobState.RETRYABLE, error="rescued") if again else ended  # due at once
@@ -132,8 +132,8 @@ async def a_rescued_attempt_wins_its_key_again_or_is_cancelled_as_a_duplicate(ki
 
     older, newer = await keyed(), await keyed()
     page = await kit.run(kit.store.find_stale(NOW, 10))
-    assert await kit.finalize(rescued(page.stranded[1], page)) == [Verdict.ACCEPTED]
-    assert await kit.finalize(rescued(page.stranded[0], page)) == [Verdict.DUPLICATE]
+    assert await kit.finalize(rescued(page.stranded[1])) == [Verdict.ACCEPTED]
+    assert await kit.finalize(rescued(page.stranded[0])) == [Verdict.DUPLICATE]
     assert (await kit.job(newer.id)).state is JobState.RETRYABLE
     job = await kit.job(older.id)
     assert (job.state, job.errors[-1]["error"]) == (JobState.CANCELLED, "rescheduled as duplicate")

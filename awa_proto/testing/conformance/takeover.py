@@ -295,7 +295,7 @@ async def what_dead_workers_of_either_engine_left_is_found_and_ends_once(kit: Ri
     assert sorted(a.id for a in unknown) == ids
     page = await kit.run(kit.store.find_stale(NOW, 10))
     assert [stranded.attempt.id for stranded in page.stranded] == ids
-    assert await kit.finalize(*(rescued(stranded, page) for stranded in page.stranded)) == [ACCEPTED] * 6
+    assert await kit.finalize(*(rescued(stranded) for stranded in page.stranded)) == [ACCEPTED] * 6
     assert await kit.finalize(*(end(a) for a in unknown)) == [STALE] * 6
     assert {await where(kit, id) for id in ids[3:]} == {"deferred"}
     assert await pages(kit, 10) == [[]]
