@@ -495,6 +495,10 @@ class Store(Protocol):
         """
         ...
 
+    def prune_completed(self, older_than: float, limit: int) -> Op[int]:
+        """Forget the oldest completed jobs that are rows, at most `limit`, that ended longer ago than so many seconds."""
+        ...
+
     def prune_failed(self, older_than: float, limit: int) -> Op[int]:
         """The same of failed and cancelled jobs, from when they ended. Both with their unique keys."""
         ...

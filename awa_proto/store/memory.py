@@ -764,6 +764,19 @@ class MemoryStore:
         """Nothing is numbered by a cluster."""
         return _op("rebase", lambda: False, safe_to_retry=True)
 
+    def prune_completed(self, older_than: float, limit: int) -> Op[int]:
+        """The oldest completed jobs are gone for good."""
+
+        def act() -> int:
+            since = self._clock() - timedelta(seconds=older_than)
+            old = [
+                job for job in self._tables.jobs.values()
+                if job.state is JobState.COMPLETED and job.finalized_at is not None and job.finalized_at < since
+            ]  # fmt: skip
+            return self._forget(sorted(old, key=lambda job: (job.finalized_at, job.id))[:limit])
+
+        return _op("prune_completed", act, safe_to_retry=True)
+
     def prune_failed(self, older_than: float, limit: int) -> Op[int]:
         """The oldest failed and cancelled jobs that are no dead letters are gone for good."""
 

@@ -75,6 +75,7 @@ def duties(context: Context, rescued: Callable[[tuple[int, int]], None]) -> list
         Duty("prune", PRUNE_EVERY, lambda: store.prune(retention.completed), pruned),
         *rescues(context, rescued),
         Duty("dead letters", CLEAN_EVERY, lambda: store.prune_dlq(retention.dead_letters, BATCH), _whole(BATCH)),
+        Duty("completed rows", CLEAN_EVERY, lambda: store.prune_completed(retention.completed, BATCH), _whole(BATCH)),
         Duty("failed jobs", CLEAN_EVERY, lambda: store.prune_failed(retention.failed, BATCH), _whole(BATCH)),
         Duty("attempts", CLEAN_EVERY, lambda: store.prune_attempts(BATCH), _whole(BATCH)),
         Duty("kinds", HOURLY, lambda: store.prune_kinds(FORGOTTEN_AFTER), _whole(BATCH)),

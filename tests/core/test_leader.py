@@ -182,6 +182,7 @@ DUTIES: dict[str, Any] = {
     "rotate": Rotation(),
     "prune": Pruned(),
     "prune_dlq": 0,
+    "prune_completed": 0,
     "prune_failed": 0,
     "prune_attempts": 0,
     "forget_keys": Forgotten(0, None),

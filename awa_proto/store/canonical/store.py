@@ -33,6 +33,7 @@ from awa_proto.store import (
 )
 from awa_proto.store.canonical import attempts, claim, claim_one, close, promote, rescue
 from awa_proto.store.queue import (
+    QueueStore,
     bulk,
     cron,
     dead_letters,
@@ -76,6 +77,7 @@ class CanonicalStore:
         _ = self._names.s  # refuses what cannot be, before anything else is made of it
         self._random = random
         self.channel = self._names.channel
+        self._logs = QueueStore(schema, random=random)
 
     def insert(self, jobs: Sequence[NewJob], *, notify: bool = True, skip: bool = False) -> Op[list[JobRow]]:
         return enqueue.insert(self._names, jobs, notify, self._random, skip)
@@ -131,10 +133,10 @@ class CanonicalStore:
         return beat(self._names, instance, worker)
 
     def find_stale(self, silent: float, limit: int, after: Place | None = None) -> Op[StrandedPage]:
-        return rescue.find_stale(self._names, silent, limit, after)
+        return self._logs.find_stale(silent, limit, after)
 
     def find_overdue(self, late: float, limit: int, after: Place | None = None) -> Op[StrandedPage]:
-        return rescue.find_overdue(self._names, late, limit, after)
+        return self._logs.find_overdue(late, limit, after)
 
     def unknown(self, instance: int, known: Sequence[int], since: int) -> Op[list[Attempt]]:  # noqa: ARG002  one look finds all
         return rescue.unknown(self._names, instance, known)
@@ -210,6 +212,9 @@ class CanonicalStore:
     def rebase(self, *, thorough: bool = False) -> Op[bool]:
         return rebase.rebase(self._names, thorough=thorough)
 
+    def prune_completed(self, older_than: float, limit: int) -> Op[int]:
+        return retention.prune_completed(self._names, older_than, limit)
+
     def prune_failed(self, older_than: float, limit: int) -> Op[int]:
         return retention.prune_failed(self._names, older_than, limit)
 
@@ -240,7 +245,7 @@ class CanonicalStore:
     def set_stripes(self, queue: str, stripes: int) -> Op[None]:
         return settings.set_stripes(self._names, queue, stripes)
 
-    # Upkeep of a ring. There is none here; jobs that clients of canonical storage put into one are looked after by its own.
+    # Upkeep, which is of both engines, whichever the worker is of that does it.
 
     def put_kinds(self, descriptors: Mapping[str, str]) -> Op[None]:
         return kinds.put_kinds(self._names, descriptors)
@@ -278,24 +283,14 @@ class CanonicalStore:
     def resign(self, instance: int) -> Op[None]:
         return leading.resign(self._names, instance)
 
-    def sweep(self, most: int = 5000) -> Op[int]:  # noqa: ARG002
-        return _nothing("sweep", 0)
+    def sweep(self, most: int = 5000) -> Op[int]:
+        return self._logs.sweep(most)
 
-    def rotate(self, retention: float | None = None, larger_than: int | None = None) -> Op[Rotation]:  # noqa: ARG002
-        return _nothing("rotate", Rotation())
+    def rotate(self, retention: float | None = None, larger_than: int | None = None) -> Op[Rotation]:
+        return self._logs.rotate(retention, larger_than)
 
     def probe(self) -> Op[Probe]:
-        return _nothing("probe", Probe())
+        return self._logs.probe()
 
-    def prune(self, retention: float) -> Op[Pruned]:  # noqa: ARG002
-        return _nothing("prune", Pruned())
-
-
-def _nothing(name: str, result: T) -> Op[T]:
-    """Sends no statement."""
-
-    def plan() -> Plan[T]:
-        yield from ()
-        return result
-
-    return Op(name, plan, safe_to_retry=True)
+    def prune(self, retention: float) -> Op[Pruned]:
+        return self._logs.prune(retention)

@@ -213,6 +213,9 @@ class QueueStore:
     def rebase(self, *, thorough: bool = False) -> Op[bool]:
         return rebase.rebase(self._names, thorough=thorough)
 
+    def prune_completed(self, older_than: float, limit: int) -> Op[int]:
+        return retention.prune_completed(self._names, older_than, limit)
+
     def prune_failed(self, older_than: float, limit: int) -> Op[int]:
         return retention.prune_failed(self._names, older_than, limit)
 

@@ -1,6 +1,6 @@
 """Retention: what has ended and lies in ordinary tables is deleted when it is old enough, in batches that commit by themselves.
 
-Completed jobs are not here: they go with their segment.
+Completed jobs are here only of canonical storage: others go with their segment.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from awa_proto.store.queue.close import CODES
 from awa_proto.store.queue.names import Names
 
 _FAILED = f"{CODES[JobState.FAILED]}, {CODES[JobState.CANCELLED]}"
+_HOT, _COMPLETED = "jobs_hot", "jobs_hot completed"
 _BATCH = 1000
 """Most rows a statement deletes."""
 
@@ -26,11 +27,12 @@ def aged_sql(n: Names, table: str, at: str) -> str:
     nor for who wants one of the keys: such a key is forgotten another time.
     """
     after = f"({at}, id) > (coalesce($3::timestamptz, '-infinity'), $4::bigint)"
-    failed = f" AND state NOT IN (1, 3) AND state IN ({_FAILED})" if table == "jobs_hot" else ""
+    those = {_HOT: f" AND state NOT IN (1, 3) AND state IN ({_FAILED})", _COMPLETED: " AND state = 3"}.get(table, "")
+    table = table.partition(" ")[0]
     return f"""
 WITH old AS MATERIALIZED (
   SELECT id, {at} AS at, decode(extra->'unique'->>0, 'hex') AS key FROM {n.s}.{table}
-  WHERE {at} < statement_timestamp() - $1::float8 * interval '1 s' AND {after}{failed}
+  WHERE {at} < statement_timestamp() - $1::float8 * interval '1 s' AND {after}{those}
   ORDER BY {at}, id LIMIT $2::int FOR UPDATE SKIP LOCKED
 ),
 gone AS (DELETE FROM {n.s}.{table} WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id),
@@ -45,7 +47,12 @@ SELECT (SELECT count(*) FROM gone)::int, max(at), (array_agg(id ORDER BY at DESC
 
 def prune_failed(n: Names, older_than: float, limit: int) -> Op[int]:
     """Failed and cancelled jobs that ended longer ago than that are gone for good."""
-    return _pruning(n, "prune_failed", ("failed", "jobs_hot"), "finalized_at", older_than, limit)
+    return _pruning(n, "prune_failed", ("failed", _HOT), "finalized_at", older_than, limit)
+
+
+def prune_completed(n: Names, older_than: float, limit: int) -> Op[int]:
+    """Completed jobs of canonical storage that ended longer ago than that are gone for good."""
+    return _pruning(n, "prune_completed", (_COMPLETED,), "finalized_at", older_than, limit)
 
 
 def prune_dlq(n: Names, older_than: float, limit: int) -> Op[int]:
@@ -64,7 +71,9 @@ def _pruning(n: Names, name: str, tables: tuple[str, ...], at: str, older_than: 
             id, more = -(2**63), True
             while more and done < limit:
                 most = min(_BATCH, limit - done)
-                rows: Rows = yield Statement(f"{name}.{table}", aged_sql(n, table, at), (older_than, most, since, id))
+                rows: Rows = yield Statement(
+                    f"{name}.{table.partition(' ')[0]}", aged_sql(n, table, at), (older_than, most, since, id)
+                )
                 count, since, id = rows[0]
                 done += count
                 more = count >= most

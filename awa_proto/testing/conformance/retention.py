@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from awa_proto.job import JobState
 from awa_proto.store import Progress
-from awa_proto.testing.conformance.kit import HOUR, OUTCOMES, DatabaseKit, Kit, RingKit, end, jobs, now
+from awa_proto.testing.conformance.kit import HOUR, OUTCOMES, DatabaseKit, Kit, RingKit, RowKit, end, jobs, now
 from awa_proto.testing.conformance.reads import agree
 from awa_proto.testing.conformance.unique import key, unique
 
@@ -37,6 +37,24 @@ async def retention_goes_on_until_all_is_done_that_it_may(kit: Kit) -> None:
     assert await kit.run(kit.store.prune_failed(0.0, 2200)) == 2200
     assert await kit.run(kit.store.prune_failed(0.0, 2200)) == 100
     assert await kit.run(kit.store.prune_failed(0.0, 2200)) == 0
+
+
+async def completed_rows_of_canonical_storage_go_by_age(kit: RowKit) -> None:
+    """And nothing else that is in their table; what is younger stays."""
+    waiting, *done = await kit.enqueue(6)
+    attempts = {attempt.id: attempt for attempt in await kit.claim()}
+    running, failed, *done = done
+    await kit.close(attempts[failed], JobState.FAILED)
+    await kit.close(attempts[waiting], JobState.RETRYABLE, due=now() + HOUR)
+    await kit.finalize(*(end(attempts[id]) for id in done))
+    assert await kit.run(kit.store.prune_completed(3600.0, 100)) == 0
+    assert await kit.run(kit.store.prune_completed(0.0, 2)) == 2
+    assert await kit.run(kit.store.prune_completed(0.0, 2)) == 1
+    assert await kit.run(kit.store.prune_completed(0.0, 2)) == 0
+    states = [await kit.run(kit.store.get_job(id)) for id in (waiting, running, failed, *done)]
+    assert [job and job.state for job in states] == [
+        JobState.RETRYABLE, JobState.RUNNING, JobState.FAILED, None, None, None,
+    ]  # fmt: skip
 
 
 async def what_goes_takes_its_unique_key_along(kit: DatabaseKit) -> None:

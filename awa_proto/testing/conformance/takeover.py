@@ -301,6 +301,28 @@ async def what_dead_workers_of_either_engine_left_is_found_and_ends_once(kit: Ri
     assert await pages(kit, 10) == [[]]
 
 
+async def a_leader_of_canonical_storage_does_the_upkeep_of_both_engines(kit: RingKit) -> None:
+    """Which of the workers leads must not matter."""
+    leader = CanonicalStore("awa", random=random.random)
+    await kit.enqueue(2)
+    (lost, done) = await kit.claim()
+    await kit.close(done)
+    (there,) = await taken_over(kit)
+    await kit.run(leader.sweep())
+    found = (await kit.run(leader.find_stale(-1.0, 10))).stranded
+    assert {stranded.attempt.id for stranded in found} == {lost.id, there.id}
+    verdicts = await kit.run(
+        leader.finalize([end(stranded.attempt, JobState.RETRYABLE) for stranded in found], kit.flush)
+    )
+    assert verdicts == [Verdict.ACCEPTED, Verdict.ACCEPTED]
+    assert await kit.states([lost.id, done.id, there.id]) == [
+        JobState.RETRYABLE, JobState.COMPLETED, JobState.RETRYABLE,
+    ]  # fmt: skip
+    assert (await kit.run(leader.rotate(0.0))).opened is not None
+    assert (await kit.run(leader.prune(-1.0))).segment == done.segment
+    assert await kit.run(kit.store.get_job(done.id)) is None
+
+
 async def jobs_that_are_not_due_move_over_when_a_worker_of_their_queue_promotes(kit: RingKit) -> None:
     """Due ones become available, others are deferred, each in its state; other queues are left to whoever serves them."""
     there = rows(kit)
