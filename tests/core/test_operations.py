@@ -21,7 +21,7 @@ from awa_proto.options import EnqueueRequest
 from awa_proto.outcome import DeadLetter, ReasonName
 from awa_proto.plan import Op, Plan, Statement
 from awa_proto.registry import Registry
-from awa_proto.schema import migrate
+from awa_proto.schema import latest, migrate, migrations
 from awa_proto.store import Cancelled, NewJob
 from awa_proto.store.memory import MemoryStore
 
@@ -401,6 +401,10 @@ def test_migrate_is_for_the_schema_of_the_client(store: Recording) -> None:
     op = Operations[Any](store, {}, "my schema", lambda: NOW).migrate()
     assert op.atomic
     assert (op.name, op.safe_to_retry) == ("migrate", True)
+
+
+def test_migrations_are_numbered_without_a_gap_and_none_twice() -> None:
+    assert [version for version, _, _ in migrations()] == list(range(1, latest() + 1))
 
 
 def test_each_statement_of_a_migration_has_a_name_of_its_own() -> None:

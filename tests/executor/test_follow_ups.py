@@ -555,16 +555,36 @@ def test_the_limits_are_16_follow_ups_and_64_kib(run: Run) -> None:
     run(scenario)
 
 
-def test_the_bytes_counted_are_kind_queue_args_metadata_tags_and_ordering_key() -> None:
-    job = HandlerJob(Signup())
+# what is as long as said, and the bytes that the rest of such a follow-up has
+COUNTED: dict[str, tuple[Callable[[str], tuple[dict[str, Any], dict[str, Any]]], int]] = {
+    "kind": (lambda text: ({}, {"kind": text, "queue": "q"}), len("q{}")),
+    "queue": (lambda text: ({}, {"kind": "k", "queue": text}), len("k{}")),
+    "args": (lambda text: ({"a": text}, {"kind": "k", "queue": "q"}), len('kq{"a":""}')),
+    "metadata": (
+        lambda text: ({}, {"kind": "k", "queue": "q", "metadata": {"a": text}}),
+        len('kq{}{"metadata":{"a":""}}'),
+    ),
+    "tags": (lambda text: ({}, {"kind": "k", "queue": "q", "tags": [text]}), len('kq{}{"tags":[""]}')),
+    "ordering_key": (lambda text: ({}, {"kind": "k", "queue": "q", "ordering_key": text}), len("kq{}")),
+}
+
+
+@pytest.mark.parametrize("part", COUNTED)
+def test_the_bytes_counted_are_kind_queue_args_metadata_tags_and_ordering_key(part: str) -> None:
+    made, rest = COUNTED[part]
+    left = rest + 100
     fixed = len("welcome") + len("q") + len('{"user":1,"said":["') + len('"]}')
-    job.enqueue_on_completion(Welcome(1, ["x" * (MAX_STAGED_BYTES - fixed - 10)]), queue="q")
-    with pytest.raises(awa.StagingError.TooLarge, match=rf"; {MAX_STAGED_BYTES} are allowed"):
-        job.enqueue_on_completion({}, kind="k", queue="q", ordering_key="x" * 10)
-    job = HandlerJob(Signup())
-    job.enqueue_on_completion(Welcome(1, ["x" * (MAX_STAGED_BYTES - fixed)]), queue="q")
-    with pytest.raises(awa.StagingError.TooLarge):
-        job.enqueue_on_completion({}, kind="k", queue="q")
+    for text, fits in (("ü" * 50, True), ("ü" * 50 + "x", False)):
+        job = HandlerJob(Signup())
+        job.enqueue_on_completion(Welcome(1, ["x" * (MAX_STAGED_BYTES - fixed - left)]), queue="q")
+        args, options = made(text)
+        if fits:
+            job.enqueue_on_completion(args, **options)
+            continue
+        with pytest.raises(
+            awa.StagingError.TooLarge, match=rf"{MAX_STAGED_BYTES + 1} .*; {MAX_STAGED_BYTES} are allowed"
+        ):
+            job.enqueue_on_completion(args, **options)
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
