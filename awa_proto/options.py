@@ -120,6 +120,10 @@ class EnqueueRequest:
         """False lets sleeping workers find it by polling."""
         return self._with({"notify": notify})
 
+    def with_opts(self, **options: Unpack[InsertOpts]) -> EnqueueRequest:
+        """These options in place of all that were said before, also by the other methods."""
+        return dataclasses.replace(self, options=options)
+
     def _with(self, option: InsertOpts) -> EnqueueRequest:
         return dataclasses.replace(self, options={**self.options, **option})
 

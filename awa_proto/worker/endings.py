@@ -33,6 +33,9 @@ MINUTE: Final = 60.0
 """Seconds between two warnings about dropped outputs of one kind, for one reason."""
 
 
+_WAITS: Final = frozenset({Ending.WAIT, Ending.UNREGISTERED})
+
+
 class ResultRefused(TerminalError):
     """The database refused to store how an attempt ended."""
 
@@ -122,7 +125,7 @@ class Endings:
             assert recording is not None
             for reason, times in recording.dropped.items():
                 self._dropped(attempt, reason, times, now)
-            if recording.staged and ended.transition.ending is Ending.WAIT:
+            if recording.staged and ended.transition.ending in _WAITS:
                 self._staged_in_vain(attempt, len(recording.staged), now)
             if recording.output is None:
                 continue

@@ -192,6 +192,9 @@ def test_a_row_of_the_matrix(
     others = {"scheduled": "awa.job.snoozed", "available": "awa.job.released", "retryable": "awa.job.retried"}
     assert counted == [failed if state == "failed" else (others.get(state, f"awa.job.{state}"), None)]
 
+    discarded = context.tally.total("awa.job.staged_follow_ups_discarded")
+    assert discarded == isinstance(getattr(ending, "value", None), WaitForCallback)
+
     # event and follow-ups
     assert transition.outcome == outcome
     event = event_of(ended)

@@ -1,5 +1,6 @@
 """The page on follow-ups, registered and staged, from top to bottom: a test for each of its promises, on every driver."""
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -139,6 +140,23 @@ def test_each_outcome_has_a_builder_with_what_it_has_to_say(run: Run) -> None:
         before = len(await enqueued(app))
         await app.run(Signup(how="snooze"), Signup(how="done"))
         assert len(await enqueued(app)) == before
+
+    run(scenario)
+
+
+def test_with_opts_replaces_every_option_that_was_said_before(run: Run) -> None:
+    async def scenario(app: App) -> None:
+        app.task(Signup)(ends)
+
+        @app.on_completed_enqueue_with(Signup)
+        def welcome(args: Signup, job: awa.JobRow) -> awa.EnqueueRequest:
+            request = awa.EnqueueRequest(Welcome(args.user)).queue("mail").priority(1).tags("t")
+            return request.with_opts(max_attempts=3, metadata={"m": 1}).tags("u")
+
+        await app.run(Signup())
+        [follow] = await enqueued(app)
+        assert (follow.queue, follow.priority, follow.max_attempts) == ("default", 2, 3)
+        assert (follow.metadata, follow.tags) == ({"m": 1}, ["u"])
 
     run(scenario)
 
@@ -344,12 +362,16 @@ def test_when_the_function_of_a_failure_raises_the_failure_is_told_too(run: Run)
     async def scenario(app: App) -> None:
         app.task(Signup)(ends)
 
+        calls: list[int] = []
+
         @app.on_exhausted_enqueue(Signup)
         def bad(args: Signup, job: awa.JobRow, error: str, attempt: int) -> Welcome:
+            calls.append(attempt)
             raise LookupError("not there")
 
         [row] = await app.run(Signup(how="error"), max_attempts=1)
         assert row.state is awa.JobState.FAILED
+        assert calls == [1], "what takes its place has the same outcome, whose functions are left out"
         assert "LookupError: not there" in row.errors[0]["error"]
         assert "RuntimeError: boom" in row.errors[0]["error"]
 
@@ -638,7 +660,9 @@ def test_a_staged_unique_follow_up_that_exists_is_skipped_and_counted(run: Run) 
     run(scenario)
 
 
-def test_waiting_for_a_callback_discards_staged_follow_ups_with_a_warning(run: Run) -> None:
+def test_waiting_for_a_callback_discards_staged_follow_ups_with_a_warning(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
     """The wait itself, which nothing registered, fails the attempt for good, and nothing is inserted for that either."""
 
     async def scenario(app: App) -> None:
@@ -647,9 +671,15 @@ def test_waiting_for_a_callback_discards_staged_follow_ups_with_a_warning(run: R
             job.enqueue_on_completion(Welcome(1))
             return awa.WaitForCallback("nobody registered it")
 
-        [row] = await app.run(Signup())
+        row = await app.client.insert(Signup())
+        async with app.client.worker({"default": 5}) as worker:
+            await worker.drained()
+            assert worker.tally.total("awa.job.staged_follow_ups_discarded", {"awa.job.kind": "signup"}) == 1
+        row = await app.client.get_job(row.id)
         assert row.state is awa.JobState.FAILED
         assert row.errors[0]["error"] == "the handler waits for a callback that is not registered"
         assert await enqueued(app) == []
 
-    run(scenario)
+    with caplog.at_level(logging.WARNING, "awa"):
+        run(scenario)
+    assert "follow-ups that were staged before WaitForCallback are discarded" in caplog.text
