@@ -15,6 +15,7 @@ from awa_proto.cron.job import CronJob
 from awa_proto.job import DlqCursor, JobRow, JobState
 from awa_proto.store import QueueStat
 from awa_proto.store.canonical.switch import StorageStatus
+from awa_proto.store.queue.doctor import Segment
 
 _TIMES = ("run_at", "created_at", "attempted_at", "deadline_at", "finalized_at", "dlq_at")
 
@@ -89,6 +90,25 @@ def queues(stats: Iterable[QueueStat]) -> None:
         marks = [*(["paused"] if stat.paused else []), *([f"{stat.stripes} stripes"] if stat.stripes > 1 else [])]
         numbers = (str(getattr(stat, name)) for name in counts)
         table.add_row(Text(stat.queue), *numbers, f"{stat.lag:.0f} s", ", ".join(marks))
+    _print(table)
+
+
+def segments(found: Iterable[Segment]) -> None:
+    """Print a table of segments, the newest first."""
+    table = _table("segment", "state", "age", "size", "running", "waiting", "used by")
+    for each in found:
+        state = "quiet" if each.quiet else each.state
+        age = "" if each.age is None else f"{each.age:.0f} s"
+        users = ", ".join(f"{user.name} for {user.age:.0f} s" for user in each.used_by)
+        table.add_row(
+            str(each.number),
+            state,
+            age,
+            f"{each.size / 1024**2:,.1f} MiB",
+            str(each.running),
+            str(each.waiting),
+            Text(users),
+        )
     _print(table)
 
 

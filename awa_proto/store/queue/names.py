@@ -70,6 +70,11 @@ class Names:
         inner = f"{self.s}.{name}".replace("'", "''")
         return f"'{inner}'::regclass"
 
+    @cached_property
+    def literal(self) -> str:
+        """The quoted name of the schema as an SQL string."""
+        return "'" + self.s.replace("'", "''") + "'"
+
     def of_segment(self, log: str, segment: str) -> str:
         """SQL: the table of a log, as regclass. segment: SQL of its number."""
         prefix = f"{self.s}.{log}_".replace("'", "''")
