@@ -17,6 +17,7 @@ from awa_proto.driving.threads import PassingThreads
 from awa_proto.driving.working import tell_all
 from awa_proto.events import AnyEvent
 from awa_proto.hooks import IN_A_ROW, HookQueue, RunHook
+from awa_proto.worker.report import about
 
 _log = logging.getLogger("awa")
 
@@ -50,7 +51,8 @@ class HookRunner:
         try:
             self._threads.start(run)
         except RuntimeError as error:
-            _log.warning("the hook %s was not called: %s", run.hook.name, error)
+            said = {"hook": run.hook.name, **about(run.event.job)}
+            _log.warning("the hook %s was not called: %s", run.hook.name, error, extra={"awa": said})
             self.queue.cut_off()
 
     # `async def` hooks

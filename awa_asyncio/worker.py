@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, assert_never
@@ -35,6 +36,7 @@ from awa_proto.driving.working import (
 )
 from awa_proto.errors import DatabaseError, SchemaNotMigrated
 from awa_proto.events import AnyEvent
+from awa_proto.health import WorkerHealth
 from awa_proto.job import Attempt
 from awa_proto.outcome import Raised, Returned, Seconds, seconds
 from awa_proto.tracing import Tracer
@@ -58,6 +60,7 @@ from awa_proto.worker.events import (
     Stopped,
 )
 from awa_proto.worker.heartbeat import Heartbeat
+from awa_proto.worker.report import about
 from awa_proto.worker.tally import Tally
 from awa_proto.worker.worker import WorkerMachine
 
@@ -117,11 +120,13 @@ class Worker:
         self._interrupt: KeyboardInterrupt | None = None
         self._leaving = False
         self._owner_cancelled = False
+        self._clock: Callable[[], float] = time.monotonic
 
     async def __aenter__(self) -> Self:
         if hasattr(self, "_task"):
             raise RuntimeError("a worker is entered once; make another one with client.worker(...)")
         self._event_loop = asyncio.get_running_loop()
+        self._clock = self._event_loop.time
         self._context = contextvars.copy_context()
         self._owner = asyncio.current_task()
         self._task = self._event_loop.create_task(self._run(), name="awa worker")
@@ -171,6 +176,10 @@ class Worker:
         await asyncio.wait({answer, self._task}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             self._report()
+
+    def health(self) -> WorkerHealth:
+        """How it is now. Asks nobody and waits for nothing, so it may be called at any time, from any thread."""
+        return self._machine.health(self._clock(), time.monotonic())
 
     @property
     def tally(self) -> Tally:
@@ -294,7 +303,11 @@ class Worker:
         try:
             self._event_loop.call_soon_threadsafe(self._ended_plain, JobEnded(start.attempt, ended))
         except RuntimeError:
-            _log.warning("the handler of job %d ended after its event loop was closed", start.attempt.id)
+            _log.warning(
+                "the handler of job %d ended after its event loop was closed",
+                start.attempt.id,
+                extra={"awa": about(start.attempt)},
+            )
 
     def _ended_plain(self, event: JobEnded) -> None:
         self._threads.ended()

@@ -25,6 +25,7 @@ from awa_proto.errors import (
     ValidationError,
 )
 from awa_proto.events import JobEvent, RescueReason
+from awa_proto.health import Health, WorkerHealth
 from awa_proto.job import JobPage, JobRow, JobState
 from awa_proto.options import EnqueueRequest, InsertOpts
 from awa_proto.outcome import Cancel, Completed, DeadLetter, Result, RetryAfter, Snooze, WaitForCallback
@@ -46,6 +47,7 @@ __all__ = [
     "DeadLetter",
     "EnqueueRequest",
     "Failure",
+    "Health",
     "InsertOpts",
     "JobArgs",
     "JobEvent",
@@ -73,5 +75,6 @@ __all__ = [
     "UnknownJobKind",
     "ValidationError",
     "WaitForCallback",
+    "WorkerHealth",
     "events",
 ]

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 from awa_proto import args
-from awa_proto.errors import ConfigurationError, ValidationError
+from awa_proto.contact import Calls
+from awa_proto.errors import UNDEFINED_TABLE, ConfigurationError, DatabaseError, SchemaNotMigrated, ValidationError
 from awa_proto.followup import FollowUps
+from awa_proto.health import Health, StoreHealth, WorkerHealth, counted, database_health, problems_of_client
 from awa_proto.hooks import HookQueue
 from awa_proto.operations import Operations
 from awa_proto.options import flag, positive_seconds, text, whole
 from awa_proto.outcome import Seconds, seconds
 from awa_proto.registry import Registry
 from awa_proto.retention import Retention
-from awa_proto.schema import quoted
+from awa_proto.schema import latest, quoted
 from awa_proto.store import Store
 from awa_proto.store.canonical.store import CanonicalStore
 from awa_proto.store.queue import QueueStore
 from awa_proto.task import Task
 from awa_proto.version import VERSION
 from awa_proto.worker.config import Liveness, QueueConfig, UnknownKinds, WorkerConfig
+from awa_proto.worker.lifecycle import Phase
+from awa_proto.worker.tally import HOOKS_DROPPED
 from awa_proto.worker.worker import WorkerMachine
 
 EngineName: TypeAlias = Literal["queue", "canonical"]
 """Queue storage, or the deprecated engine with a row for each job."""
+W = TypeVar("W", bound="Watched")
+
+
+class Watched(Protocol):
+    """A worker, as far as its client shows it."""
+
+    def health(self) -> WorkerHealth:
+        """How it is."""
+        ...
+
+
 _ENGINES: Final[dict[EngineName, type[QueueStore | CanonicalStore]]] = {
     "queue": QueueStore,
     "canonical": CanonicalStore,
@@ -44,7 +60,7 @@ class Application:
     tasks: objects that hold a Registry, as Tasks of each package does. schema: where the store is. engine: which store.
     dsn, readable: the DSN, and what raises ConfigurationError when the adapter cannot read one.
     statement_timeout, max_size, dead_letters, retention: as the clients say. random: floats in [0, 1), for all that wants
-    chance. now: the time of the host. traceparent: the trace context of whoever calls, or None.
+    chance. now: the time of the host. traceparent: the trace context of whoever calls, or None. clock: monotonic seconds.
 
     Raises ValidationError naming what is wrong, also when two registries have handlers for one kind.
     """
@@ -65,6 +81,7 @@ class Application:
         random: Callable[[], float],
         now: Callable[[], datetime],
         traceparent: Callable[[], str | None],
+        clock: Callable[[], float],
     ) -> None:
         quoted(text("schema", schema))
         make = _engine(engine)
@@ -85,6 +102,8 @@ class Application:
             self.store, registry.tasks, schema, now, registry.hooks, traceparent
         )
         self._random = random
+        self.calls = Calls(clock)
+        self._workers: dict[int, weakref.ref[Watched]] = {}
 
     def load(self) -> None:
         """Make ready what the first job would wait for: a client is about to be used."""
@@ -146,7 +165,32 @@ class Application:
 
     def hook_queue(self) -> HookQueue:
         """The way of events to hooks, for one event loop."""
-        return HookQueue(self.registry.hooks)
+        return HookQueue(self.registry.hooks, self.calls.tally)
+
+    def watch(self, worker: W) -> W:
+        """The same worker, which is part of this client's health while it runs."""
+        key = id(worker)
+        self._workers[key] = weakref.ref(worker, lambda _: self._workers.pop(key, None))
+        return worker
+
+    def health(self, said: StoreHealth | DatabaseError | SchemaNotMigrated) -> Health:
+        """How the client is. said: what the database answered to the question, or why it did not."""
+        calls = self.calls
+        if isinstance(said, SchemaNotMigrated):
+            calls.failed("health", DatabaseError(str(said), UNDEFINED_TABLE))
+        store = said if isinstance(said, StoreHealth) else None
+        now = calls.clock()
+        database = database_health([calls.contact], now, None if store is None else now)
+        found = [worker.health() for ref in list(self._workers.values()) if (worker := ref()) is not None]
+        workers = tuple(each for each in found if each.phase not in {Phase.NEW, Phase.STOPPED})
+        return Health(
+            database,
+            store,
+            workers,
+            calls.tally.total(HOOKS_DROPPED),
+            counted(calls.tally),
+            problems_of_client(database, store, workers, latest()),
+        )
 
 
 def _engine(name: object) -> Callable[..., Any]:

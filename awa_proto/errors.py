@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from awa_proto.contact import Calls
     from awa_proto.plan import Op
 
 
@@ -175,6 +176,8 @@ class Failure(StrEnum):
     """The server will refuse the same statement again: bad data, missing permission, a bug."""
 
 
+UNDEFINED_TABLE: Final = "42P01"
+
 _BY_SQLSTATE: dict[str, Failure] = {
     "08001": Failure.UNAVAILABLE,
     "08003": Failure.CONNECTION_LOST,
@@ -292,19 +295,27 @@ class Retries:
     """Whether a failed Op is run again, and after how long. One object for one call of a client.
 
     Only what surely left nothing behind is repeated, or what says of itself that repeating it is right. Between two
-    attempts lie 5, 10, 20, 40 ms, each times a random factor between 1 and 2.
+    attempts lie 5, 10, 20, 40 ms, each times a random factor between 1 and 2. calls: told how each attempt ended.
     """
 
-    __slots__ = ("_attempts", "_op", "_random", "_schema")
+    __slots__ = ("_attempts", "_calls", "_op", "_random", "_schema")
 
-    def __init__(self, op: Op[object], schema: str, random: Callable[[], float]) -> None:
+    def __init__(self, op: Op[object], schema: str, random: Callable[[], float], calls: Calls | None = None) -> None:
         self._op = op
+        self._calls = calls
         self._schema = schema
         self._random = random
         self._attempts = 0
 
+    def succeeded(self) -> None:
+        """It was done."""
+        if self._calls is not None:
+            self._calls.succeeded()
+
     def after(self, error: DatabaseError) -> float:
         """Seconds to wait before the next attempt. Raises what the caller is to see when there is none."""
+        if self._calls is not None:
+            self._calls.failed(self._op.name, error)
         if error.failure is Failure.NOT_MIGRATED:
             raise not_migrated(self._schema) from error
         self._attempts += 1
@@ -313,6 +324,8 @@ class Retries:
         )
         if not repeatable or self._attempts >= _MOST_ATTEMPTS:
             raise error
+        if self._calls is not None:
+            self._calls.retried(self._op.name)
         return 0.005 * 2.0 ** (self._attempts - 1) * (1 + self._random())
 
 

@@ -23,7 +23,8 @@ from typing import Any, Final
 from awa_proto.error_text import describe, traceback_of
 from awa_proto.events import AnyEvent, job_args_json, job_kind, with_args
 from awa_proto.worker.events import Emit
-from awa_proto.worker.report import ERROR, WARNING, Report
+from awa_proto.worker.report import ERROR, WARNING, Report, about
+from awa_proto.worker.tally import HOOKS_DROPPED, Tally
 
 AT_ONCE: Final = 8
 """Most events being handled at the same time, by one client on one event loop."""
@@ -96,18 +97,20 @@ class HookQueue:
     """Events of one client on their way to hooks. `happened` and `ended` say which hook is to be called.
 
     hooks: by kind, as they are now and as they become. said: log lines that the driver is to write, oldest first, and take
-    out. dropped: how many events were, since the queue was full or its loop ended.
+    out. dropped: how many events were, since the queue was full or its loop ended. tally: counts them as well, for all queues
+    of a client.
     """
 
-    __slots__ = ("_hooks", "_report", "_running", "_waiting", "dropped", "said")
+    __slots__ = ("_hooks", "_report", "_running", "_tally", "_waiting", "dropped", "said")
 
-    def __init__(self, hooks: Mapping[str, Sequence[Hook]]) -> None:
+    def __init__(self, hooks: Mapping[str, Sequence[Hook]], tally: Tally | None = None) -> None:
         self._hooks = hooks
         self._waiting: deque[tuple[AnyEvent, Sequence[Hook], Any]] = deque()
         self._running = 0
         self.said: deque[Emit] = deque()
         self._report = Report(self.said)
         self.dropped = 0
+        self._tally = tally
 
     @property
     def running(self) -> int:
@@ -135,7 +138,7 @@ class HookQueue:
             elif len(self._waiting) < MOST_WAITING:
                 self._waiting.append((event, hooks, context))
             else:
-                self.dropped += 1
+                self._drop(1)
                 self._report.warn(
                     now, "hook events dropped", "hooks are slower than events come; the newest are dropped",
                     quiet=SAID_EVERY, dropped=self.dropped, waiting=MOST_WAITING, running=self._running,
@@ -158,7 +161,7 @@ class HookQueue:
     def raised(self, run: RunHook, error: BaseException, now: float) -> None:
         """What a hook raised, before `ended`."""
         event, name = run.event, run.hook.name
-        facts = {"hook": name, "event": type(event).__name__, "job": event.job.id, "kind": event.job.kind}
+        facts = {"hook": name, "event": type(event).__name__, **about(event.job)}
         if isinstance(error, ArgsNotRead):
             message = "the args of a job do not fit the class of a hook, which is skipped"
             self._report.sample(now, WARNING, f"hook skipped: {name}", message, **facts, error=str(error))
@@ -169,5 +172,10 @@ class HookQueue:
     def cut_off(self) -> None:
         """A hook was ended, or not begun, since its event loop or the process ends: what waits will never have its turn."""
         self._running -= 1
-        self.dropped += len(self._waiting)
+        self._drop(len(self._waiting))
         self._waiting.clear()
+
+    def _drop(self, events: int) -> None:
+        self.dropped += events
+        if self._tally is not None and events:
+            self._tally.count(HOOKS_DROPPED, {}, events)

@@ -163,7 +163,7 @@ class Intake:
                 _log.warning(
                     "the args of a job of kind %r are %d bytes of JSON, and every claim carries them: above %d bytes"
                     " rather keep them elsewhere and enqueue where (said once for each kind)",
-                    job.kind, size, LARGE_ARGS_BYTES,
+                    job.kind, size, LARGE_ARGS_BYTES, extra={"awa": {"kind": job.kind, "queue": job.queue, "bytes": size}},
                 )  # fmt: skip
         return job
 

@@ -20,6 +20,7 @@ from awa_proto.cron.operations import CronOperations
 from awa_proto.errors import DatabaseError, JobNotFound, UniqueConflict, ValidationError
 from awa_proto.events import AnyEvent
 from awa_proto.extra import compact
+from awa_proto.health import StoreHealth
 from awa_proto.intake import Intake
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState, StateName
 from awa_proto.options import EnqueueRequest, InsertOpts, flag, instant, name, text, whole
@@ -315,7 +316,10 @@ class Operations(CronOperations, Generic[C]):
         try:
             job = yield from self._store.get_job(id).start()
         except DatabaseError as error:
-            _log.warning("hooks are not told that job %d was cancelled, since it could not be read: %s", id, error)
+            _log.warning(
+                "hooks are not told that job %d was cancelled, since it could not be read: %s", id, error,
+                extra={"awa": {"job": id, "error": str(error)}},
+            )  # fmt: skip
             return []
         return [events.Cancelled(job, None, "")] if job is not None and job.kind in self._hooked else []
 
@@ -640,6 +644,10 @@ class Operations(CronOperations, Generic[C]):
     def queue_stats(self) -> Op[list[QueueStat]]:
         """How many jobs of each queue are in each state, and how long the oldest has been waiting."""
         return self._store.queue_stats()
+
+    def health(self) -> Op[StoreHealth]:
+        """What the database says of how all is; the part of a client's `health()` that has to be asked for."""
+        return self._store.health()
 
     def pause_queue(self, queue: str, /, *, by: str | None = None) -> Op[None]:
         """No worker takes jobs of this queue until it is resumed; enqueueing goes on, and so do running jobs.

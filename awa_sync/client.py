@@ -10,6 +10,7 @@ import os
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -22,8 +23,9 @@ from awa_proto.binding import bind
 from awa_proto.driving import otel
 from awa_proto.driving.beating import BlockingLane
 from awa_proto.driving.given import check_libpq_dsn
-from awa_proto.errors import ConfigurationError, ValidationError
+from awa_proto.errors import ConfigurationError, DatabaseError, SchemaNotMigrated, ValidationError
 from awa_proto.events import AnyEvent
+from awa_proto.health import Health, StoreHealth
 from awa_proto.operations import Operations
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Row, Value
@@ -100,6 +102,7 @@ class Client(Tasks):
             random=random.random,
             now=partial(datetime.now, UTC),
             traceparent=otel.traceparent,
+            clock=time.monotonic,
         )
         self._opened: Database | None = None
         self._opening = threading.Lock()
@@ -183,6 +186,18 @@ class Client(Tasks):
     delete_cron_job = bind(ClientOps.delete_cron_job)
     migrate = bind(ClientOps.migrate)
 
+    def health(self) -> Health:
+        """How the client, its workers in this process and its database are: `health.is_healthy`, `health.problems`.
+
+        Asks the database once, within seconds. That it does not answer, or has no schema of this version, raises nothing: it is
+        part of the answer.
+        """
+        try:
+            said: StoreHealth | DatabaseError | SchemaNotMigrated = self.perform(self.operations.health())
+        except (DatabaseError, SchemaNotMigrated) as error:
+            said = error
+        return self._application.health(said)
+
     def transaction(self) -> Transaction:
         """A transaction on a connection of the client: `with client.transaction() as tx`.
 
@@ -225,7 +240,7 @@ class Client(Tasks):
             hostname=socket.gethostname(),
             pid=os.getpid(),
         )
-        return Worker(
+        worker = Worker(
             self._application.machine(config),
             self._database(),
             channel=self._application.store.channel,
@@ -235,6 +250,7 @@ class Client(Tasks):
             tracer=otel.tracer(),
             heart=self._heart(),
         )
+        return self._application.watch(worker)
 
     def run(
         self,
@@ -289,6 +305,7 @@ class Client(Tasks):
                     schema=self._application.schema,
                     statement_timeout=self._application.statement_timeout,
                     max_size=self._application.max_size,
+                    calls=self._application.calls,
                 )
             return self._opened
 

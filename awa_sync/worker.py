@@ -37,6 +37,7 @@ from awa_proto.driving.working import (
 )
 from awa_proto.errors import DatabaseError, SchemaNotMigrated
 from awa_proto.events import AnyEvent
+from awa_proto.health import WorkerHealth
 from awa_proto.outcome import Raised, Returned, Seconds, seconds
 from awa_proto.plan import Op
 from awa_proto.tracing import Tracer
@@ -187,6 +188,10 @@ class Worker:
             answer.wait()
         if self._failure is not None:
             raise self._failure
+
+    def health(self) -> WorkerHealth:
+        """How it is now. Asks nobody and waits for nothing, so it may be called at any time, from any thread."""
+        return self._machine.health(time.monotonic(), time.monotonic())
 
     @property
     def tally(self) -> Tally:

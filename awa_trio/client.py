@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
@@ -25,8 +26,9 @@ from awa_proto.driving.awaited import bind
 from awa_proto.driving.beating import BlockingLane
 from awa_proto.driving.given import check_libpq_dsn
 from awa_proto.driving.per_loop import PerLoop
-from awa_proto.errors import ValidationError
+from awa_proto.errors import DatabaseError, SchemaNotMigrated, ValidationError
 from awa_proto.events import AnyEvent
+from awa_proto.health import Health, StoreHealth
 from awa_proto.operations import Operations
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op, Row, Value
@@ -104,6 +106,7 @@ class Client(Tasks):
             random=random.random,
             now=partial(datetime.now, UTC),
             traceparent=otel.traceparent,
+            clock=time.monotonic,
         )
         self._opened: PerLoop[trio.lowlevel.TrioToken, Database] = PerLoop(_has_ended)
         self._standing_in: Any = None  # while a test keeps everything in one transaction, see `testing`
@@ -185,6 +188,18 @@ class Client(Tasks):
     delete_cron_job = bind(ClientOps.delete_cron_job)
     migrate = bind(ClientOps.migrate)
 
+    async def health(self) -> Health:
+        """How the client, its workers in this process and its database are: `health.is_healthy`, `health.problems`.
+
+        Asks the database once, within seconds. That it does not answer, or has no schema of this version, raises nothing: it is
+        part of the answer.
+        """
+        try:
+            said: StoreHealth | DatabaseError | SchemaNotMigrated = await self.perform(self.operations.health())
+        except (DatabaseError, SchemaNotMigrated) as error:
+            said = error
+        return self._application.health(said)
+
     def transaction(self) -> Transaction:
         """A transaction on a connection of the client: `async with client.transaction() as tx`.
 
@@ -224,7 +239,7 @@ class Client(Tasks):
             hostname=socket.gethostname(),
             pid=os.getpid(),
         )
-        return Worker(
+        worker = Worker(
             self._application.machine(config),
             self._database(),
             channel=self._application.store.channel,
@@ -234,6 +249,7 @@ class Client(Tasks):
             tracer=otel.tracer(),
             heart=self._heart(),
         )
+        return self._application.watch(worker)
 
     async def run(
         self,
@@ -307,6 +323,7 @@ class Client(Tasks):
             schema=self._application.schema,
             statement_timeout=self._application.statement_timeout,
             max_size=self._application.max_size,
+            calls=self._application.calls,
         )
 
 

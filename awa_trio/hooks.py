@@ -20,6 +20,7 @@ from awa_proto.driving.contexts import begin_in
 from awa_proto.driving.working import tell_all
 from awa_proto.events import AnyEvent
 from awa_proto.hooks import IN_A_ROW, HookQueue, RunHook
+from awa_proto.worker.report import about
 
 _log = logging.getLogger("awa")
 
@@ -101,7 +102,8 @@ class HookRunner:
     # plain ones
 
     def _not_called(self, run: RunHook, error: RuntimeError) -> None:
-        _log.warning("the hook %s was not called: %s", run.hook.name, error)
+        said = {"hook": run.hook.name, **about(run.event.job)}
+        _log.warning("the hook %s was not called: %s", run.hook.name, error, extra={"awa": said})
         self.queue.cut_off()
 
     def _deliver(self, run: RunHook, outcome: Outcome[object]) -> None:

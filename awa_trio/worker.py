@@ -20,6 +20,7 @@ import contextvars
 import functools
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -43,6 +44,7 @@ from awa_proto.driving.working import (
 )
 from awa_proto.errors import DatabaseError, SchemaNotMigrated
 from awa_proto.events import AnyEvent
+from awa_proto.health import WorkerHealth
 from awa_proto.outcome import Raised, Returned, Seconds, seconds
 from awa_proto.tracing import Tracer
 from awa_proto.worker.events import (
@@ -65,6 +67,7 @@ from awa_proto.worker.events import (
     Stopped,
 )
 from awa_proto.worker.heartbeat import Heartbeat
+from awa_proto.worker.report import about
 from awa_proto.worker.tally import Tally
 from awa_proto.worker.worker import WorkerMachine
 
@@ -127,11 +130,13 @@ class Worker:
         self._interrupt: KeyboardInterrupt | None = None
         self._leaving = False
         self._done = trio.Event()
+        self._clock: Callable[[], float] = time.monotonic
 
     async def __aenter__(self) -> Self:
         if hasattr(self, "_body"):
             raise RuntimeError("a worker is entered once; make another one with client.worker(...)")
         self._token = trio.lowlevel.current_trio_token()
+        self._clock = trio.lowlevel.current_clock().current_time  # can be read from every thread
         self._context = contextvars.copy_context()
         self._body = trio.CancelScope()
         self._body.__enter__()
@@ -188,6 +193,10 @@ class Worker:
             await answer.wait()
         if self._failure is not None:
             raise self._failure
+
+    def health(self) -> WorkerHealth:
+        """How it is now. Asks nobody and waits for nothing, so it may be called at any time, from any thread."""
+        return self._machine.health(self._clock(), time.monotonic())
 
     @property
     def tally(self) -> Tally:
@@ -327,7 +336,9 @@ class Worker:
         try:
             self._token.run_sync_soon(self._ended_plain, JobEnded(start.attempt, ended))
         except trio.RunFinishedError:
-            _log.warning("the handler of job %d ended after trio.run", start.attempt.id)
+            _log.warning(
+                "the handler of job %d ended after trio.run", start.attempt.id, extra={"awa": about(start.attempt)}
+            )
 
     def _ended_plain(self, event: JobEnded) -> None:
         self._free_threads += 1

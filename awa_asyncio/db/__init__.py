@@ -23,6 +23,7 @@ from awa_asyncio.db.attempt import (
 )
 from awa_asyncio.db.lane import Lane
 from awa_asyncio.db.shield import shielded
+from awa_proto.contact import Calls
 from awa_proto.driving.ops import Preparing, drive_awaited, errors_of_library, schema_named, seconds_of, users_sql
 from awa_proto.errors import ConfigurationError, DatabaseError, Failure, Retries
 from awa_proto.plan import Op, Row, Value, users_own
@@ -99,6 +100,7 @@ class Database:
     connect: opens a connection that belongs to no pool; None when there is no DSN.
     borrow: a Link over a connection of the caller; raises ConfigurationError when it is of another kind.
     library_error: what the library raises, which a caller gets to see.
+    calls: told how each Op of a client ended.
     """
 
     def __init__(
@@ -112,8 +114,10 @@ class Database:
         schema: str,
         statement_timeout: float,
         random: Callable[[], float],
+        calls: Calls | None,
     ) -> None:
         self._source = source
+        self._calls = calls
         self._connect = connect
         self._borrow = borrow
         self._library_error = library_error
@@ -142,17 +146,20 @@ class Database:
         if op.using is not None:
             return await self._run_borrowed(op, op.using)
         seconds = seconds_of(op, self._seconds)
-        retries = Retries(op, self._schema, self._random)
+        retries = Retries(op, self._schema, self._random, self._calls)
         while True:
             try:
                 link = await self._source.take(seconds)
                 try:
-                    return await run_once(link, op, seconds)
+                    result = await run_once(link, op, seconds)
                 finally:
                     await self._source.give_back(link)
             except DatabaseError as error:
                 self._learn_from(error)
                 pause = retries.after(error)
+            else:
+                retries.succeeded()
+                return result
             await asyncio.sleep(pause)
 
     async def _run_borrowed(self, op: Op[T], connection: object) -> T:

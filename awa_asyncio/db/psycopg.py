@@ -24,6 +24,7 @@ from awa_asyncio.db import Connection, Lane
 from awa_asyncio.db.attempt import BEGIN
 from awa_asyncio.db.pool import Pool
 from awa_asyncio.db.shield import GRACE, shielded
+from awa_proto.contact import Calls
 from awa_proto.driving.ops import Preparing
 from awa_proto.driving.psycopg_connections import (
     ENCODING,
@@ -61,6 +62,7 @@ class Database(db.Database):
     statement_timeout: seconds a statement, a connect, or the wait for a connection may take.
     max_size: connections of our own pool.
     random: numbers from 0 to 1, for the pauses between attempts.
+    calls: told how each Op of a client ended.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Database(db.Database):
         statement_timeout: float = 30.0,
         max_size: int = 10,
         random: Callable[[], float] = _random.random,
+        calls: Calls | None = None,
     ) -> None:
         if dsn is not None:
             check_conninfo(dsn)
@@ -89,6 +92,7 @@ class Database(db.Database):
             schema=schema,
             statement_timeout=statement_timeout,
             random=random,
+            calls=calls,
         )
 
 

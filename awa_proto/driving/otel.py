@@ -22,6 +22,7 @@ from awa_proto.outcome import Raised, Returned
 from awa_proto.tracing import Execution, SpanContext, Traced, Tracer
 from awa_proto.version import VERSION
 from awa_proto.worker.events import StartJob
+from awa_proto.worker.report import about
 
 if TYPE_CHECKING:
     from opentelemetry import trace
@@ -108,7 +109,9 @@ class _Execution:
         try:
             self._begin()
         except Exception:  # noqa: BLE001  see above
-            _log.exception("job %d runs without a span", self._start.attempt.id)
+            _log.exception(
+                "job %d runs without a span", self._start.attempt.id, extra={"awa": about(self._start.attempt)}
+            )
         return self
 
     def returned(self, value: object) -> None:
@@ -122,7 +125,8 @@ class _Execution:
         try:
             self._end(self._span, error)
         except Exception:  # noqa: BLE001  see above
-            _log.exception("the span of job %d could not be ended", self._start.attempt.id)
+            attempt = self._start.attempt
+            _log.exception("the span of job %d could not be ended", attempt.id, extra={"awa": about(attempt)})
 
     def _begin(self) -> None:
         from opentelemetry import context, trace  # noqa: PLC0415  see above

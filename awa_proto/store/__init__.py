@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from awa_proto.extra import after_attempt
+from awa_proto.health import StoreHealth
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
 from awa_proto.outcome import DeadLetter, Transition, rfc3339
 from awa_proto.plan import Op, Plan
@@ -524,6 +525,10 @@ class Store(Protocol):
     def pause_queue(self, queue: str, by: str | None) -> Op[None]: ...
     def resume_queue(self, queue: str) -> Op[None]: ...
     def set_stripes(self, queue: str, stripes: int) -> Op[None]: ...
+
+    def health(self) -> Op[StoreHealth]:
+        """How the database says all is: itself, the workers, who leads, the ring."""
+        ...
 
     # upkeep: what one process does for all of them, now and then. Two that do it at once are both right.
     def lead(self, instance: int, lease: float) -> Op[Leadership]:

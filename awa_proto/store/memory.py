@@ -24,6 +24,7 @@ from awa_proto.cron.job import BEFORE_FIRST, CronJob, CronTemplate, Fire
 from awa_proto.cron.registration import digest
 from awa_proto.cron.schedule import Schedule
 from awa_proto.errors import UniqueConflict, ValidationError
+from awa_proto.health import InstanceHealth, RingHealth, StoreHealth
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
 from awa_proto.outcome import DeadLetter
 from awa_proto.plan import Op, Plan
@@ -908,6 +909,25 @@ class MemoryStore:
             self._tables.settings[queue] = replace(settings, stripes=stripes)
 
         return _op("set_stripes", act, safe_to_retry=True)
+
+    def health(self) -> Op[StoreHealth]:
+        """A server that never fails, and the workers it knows."""
+
+        def act() -> StoreHealth:
+            tables, now = self._tables, self._clock()
+            leads = tables.led_until is not None and tables.led_until > now
+            instances = tuple(
+                InstanceHealth(
+                    number, info.hostname, info.pid, info.version, info.queues, tables.beats[number], 0.0,
+                    max((now - tables.beats[number]).total_seconds(), 0.0),
+                )
+                for number, info in sorted(tables.workers.items())
+            )  # fmt: skip
+            return StoreHealth(
+                "memory", 0, False, tables.leader if leads else None, instances, RingHealth(1, 1, 0, None)
+            )
+
+        return _op("health", act, safe_to_retry=True)
 
     # upkeep: nothing is kept in pieces, and completed jobs stay
 

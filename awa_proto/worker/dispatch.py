@@ -32,6 +32,7 @@ from awa_proto.worker.events import CancelJob, Lane, Output, Reason, StartJob
 from awa_proto.worker.finalize import Finalizer
 from awa_proto.worker.happened import started
 from awa_proto.worker.rebase import rebase
+from awa_proto.worker.report import about
 from awa_proto.worker.running import Running
 from awa_proto.worker.served import ServedQueue
 from awa_proto.worker.timers import Timer
@@ -327,7 +328,7 @@ class Dispatcher:
         self._running.deadlines.forget(attempt)
         self._context.report.warn(
             now, f"unknown kind: {attempt.kind}", "a job has no handler here and is put back",
-            job=attempt.id, kind=attempt.kind, queue=attempt.queue,
+            **about(attempt),
         )  # fmt: skip
         self._finalizer.add(attempt, Returned(Snooze(PUT_BACK)), now)
 

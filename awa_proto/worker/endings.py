@@ -28,6 +28,7 @@ from awa_proto.recording import Recording
 from awa_proto.store import Ended
 from awa_proto.worker.context import Context
 from awa_proto.worker.happened import job_after
+from awa_proto.worker.report import about
 
 MINUTE: Final = 60.0
 """Seconds between two warnings about dropped outputs of one kind, for one reason."""
@@ -160,7 +161,7 @@ class Endings:
         def unread(follow_up: FollowUp, error: SerializationError) -> None:
             self._context.report.warn(
                 now, f"follow-up unread: {follow_up.name}", "the args of a job do not fit what a follow-up function takes",
-                job=ended.attempt.id, kind=ended.attempt.kind, function=follow_up.name, error=str(error),
+                **about(ended.attempt), function=follow_up.name, error=str(error),
             )  # fmt: skip
 
         registered = self._context.follow_ups.of(ended, job_after(ended), unread)
@@ -178,7 +179,7 @@ class Endings:
         except Exception as error:  # noqa: BLE001
             self._context.report.warn(
                 now, "ending unreadable", "how a handler ended could not be read; its job fails",
-                job=attempt.id, kind=attempt.kind, error=type(error).__name__,
+                **about(attempt), error=type(error).__name__,
             )  # fmt: skip
             reason = ResultRefused(f"how the handler ended could not be read ({type(error).__name__})")
             return conclude(attempt, Raised(reason), at, random, output=output, dead_letters=buries)
@@ -201,14 +202,14 @@ class Endings:
         self._context.tally.count("awa.job.staged_follow_ups_discarded", _of(attempt), follow_ups)
         self._context.report.warn(
             now, f"staged and waits: {attempt.kind}", "follow-ups that were staged before WaitForCallback are discarded",
-            job=attempt.id, kind=attempt.kind, follow_ups=follow_ups,
+            **about(attempt), follow_ups=follow_ups,
         )  # fmt: skip
 
     def _dropped(self, attempt: Attempt, reason: str, times: int, now: float) -> None:
         self._context.tally.count("awa.job.output_dropped", _of(attempt) | {"awa.output.reason": reason}, times)
         self._context.report.warn(
             now, f"output dropped: {attempt.kind}: {reason}", "an output is not kept", quiet=MINUTE,
-            job=attempt.id, kind=attempt.kind, queue=attempt.queue, reason=reason,
+            **about(attempt), reason=reason,
         )  # fmt: skip
 
 

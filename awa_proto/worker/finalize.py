@@ -33,7 +33,8 @@ from awa_proto.worker.backoff import Backoff
 from awa_proto.worker.context import Context
 from awa_proto.worker.endings import Endings, ResultRefused
 from awa_proto.worker.events import Lane
-from awa_proto.worker.report import ERROR, INFO, WARNING
+from awa_proto.worker.report import ERROR, INFO, WARNING, about
+from awa_proto.worker.tally import STALE
 from awa_proto.worker.timers import Timer
 
 MOST: Final = 1000
@@ -178,7 +179,7 @@ class Finalizer:
         self._backoff.reset()
         self._context.report.recovered("flush failed", "results are written again")
         again: list[Ended] = []
-        otherwise: list[tuple[int, Verdict]] = []
+        otherwise: list[tuple[Attempt, Verdict]] = []
         hooked = self._context.hooked
         kinds = hooked.kinds
         told: list[Ended] = []
@@ -202,7 +203,7 @@ class Finalizer:
             elif verdict is Verdict.AGAIN:
                 again.append(ended)
             else:
-                otherwise.append((ended.attempt.id, verdict))
+                otherwise.append((ended.attempt, verdict))
         self.unwritten -= len(batch.ended) - len(again)
         for (kind, queue, ending, to), times in endings.items():
             self._endings.count(kind, queue, ending, to, times)
@@ -218,17 +219,20 @@ class Finalizer:
             batch.due = now
             self._stuck.insert(0, batch)
 
-    def _tell_otherwise(self, otherwise: Sequence[tuple[int, Verdict]], now: float) -> None:
+    def _tell_otherwise(self, otherwise: Sequence[tuple[Attempt, Verdict]], now: float) -> None:
         """Say which attempts did not end as their handlers meant."""
-        if duplicates := [id for id, verdict in otherwise if verdict is Verdict.DUPLICATE]:
-            self._context.report.tell(
-                INFO, "rescheduled as duplicate", "jobs were cancelled instead of run again: newer ones have their unique keys",
-                jobs=duplicates,
-            )  # fmt: skip
-        if stale := [id for id, verdict in otherwise if verdict is Verdict.STALE]:
-            self._context.report.warn(
-                now, "stale result", "attempts were ended by somebody else; their results were not written", jobs=stale
-            )
+        for attempt, verdict in otherwise:
+            if verdict is Verdict.DUPLICATE:
+                self._context.report.sample(
+                    now, INFO, "rescheduled as duplicate",
+                    "a job was cancelled instead of run again: a newer one has its unique key", **about(attempt),
+                )  # fmt: skip
+            else:
+                self._context.tally.count(STALE, {"awa.job.kind": attempt.kind, "awa.job.queue": attempt.queue})
+                self._context.report.sample(
+                    now, WARNING, "stale result", "an attempt was ended by somebody else; its result was not written",
+                    **about(attempt),
+                )  # fmt: skip
 
     def _tell(self, ended: Ended, now: float) -> None:
         """Say that an attempt failed, now that it is written. What a handler asked for itself is no failure."""
@@ -241,7 +245,7 @@ class Finalizer:
         self._context.report.sample(
             now, ERROR if last else WARNING, f"attempt failed: {attempt.kind}",
             "a job failed for good" if last else "an attempt failed and is retried",
-            job=attempt.id, kind=attempt.kind, queue=attempt.queue, attempt=attempt.attempt, error=entry["error"],
+            **about(attempt), error=entry["error"],
             **({"traceback": entry["traceback"]} if "traceback" in entry else {}),
         )  # fmt: skip
 
@@ -288,12 +292,12 @@ class Finalizer:
             self.unwritten -= 1
             report.tell(
                 ERROR, "result dropped", "the database refuses any result of this attempt; it runs until it is rescued",
-                job=attempt.id, kind=attempt.kind, error=str(error),
+                **about(attempt), error=str(error),
             )  # fmt: skip
             return
         report.warn(
             now, "result refused", "the database refused a result; the attempt fails instead",
-            job=attempt.id, kind=attempt.kind, error=str(error),
+            **about(attempt), error=str(error),
         )  # fmt: skip
         reason = ResultRefused(clean(f"the result could not be written: {error}"))
         failed = self._endings.refused(ended[0], reason, self._context.clock.at(now))

@@ -45,24 +45,24 @@ class Living:
 
     recordings: what handlers that run have recorded, by (id, run_lease). answered: the newest ping the worker's machine has
     seen. has_left: it has written its last result, and leaves. is_silent: for so long no beat has got through that others
-    are about to take the worker as dead.
+    are about to take the worker as dead. beaten_at: when the newest beat arrived, by the clock of the heartbeat; is_stalled: as
+    the heartbeat's.
     """
 
     recordings: dict[tuple[int, int], Recording] = field(default_factory=dict[tuple[int, int], Recording])
     answered: int = 0
     has_left: bool = False
     is_silent: bool = False
+    beaten_at: float | None = None
+    is_stalled: bool = False
 
 
 class Heartbeat:
-    """The machine. Drain `poll_output` after each of the other calls; `now` is a monotonic clock in seconds.
-
-    is_stalled: whether it has stopped beating because the worker's machine does not answer.
-    """
+    """The machine. Drain `poll_output` after each of the other calls; `now` is a monotonic clock in seconds."""
 
     __slots__ = (
-        "_backoff", "_beaten_at", "_due", "_info", "_instance", "_is_busy", "_living", "_number", "_out", "_pinged",
-        "_pinged_at", "_random", "_report", "_said", "_settings", "_store", "is_stalled",
+        "_backoff", "_due", "_info", "_instance", "_is_busy", "_living", "_number", "_out", "_pinged", "_pinged_at",
+        "_random", "_report", "_said", "_settings", "_store",
     )  # fmt: skip
 
     def __init__(
@@ -84,19 +84,22 @@ class Heartbeat:
         self._report = Report(self._out)
         self._backoff = Backoff(min(0.5, settings.heartbeat_interval / 4), settings.heartbeat_interval / 2, random)
         self._due: float | None = None
-        self._beaten_at = 0.0
         self._is_busy = False
         self._number = 0
         self._pinged = 0
         self._pinged_at = 0.0
         self._said: list[tuple[Recording, Mapping[str, Any]]] = []
-        self.is_stalled = False
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it has stopped beating because the worker's machine does not answer."""
+        return self._living.is_stalled
 
     # what the thread calls
 
     def start(self, now: float) -> None:
         """Begin. The registration counts as the first beat."""
-        self._beaten_at = now
+        self._living.beaten_at = now
         self._wait(now)
 
     def handle(self, event: OpDone | OpFailed, now: float) -> None:
@@ -138,7 +141,7 @@ class Heartbeat:
         """Ping the worker's machine when it has answered the last one, and see how long it has not."""
         if self._living.answered >= self._pinged:
             if self.is_stalled:
-                self.is_stalled = False
+                self._living.is_stalled = False
                 self._report.recovered(
                     "stalled", "the worker's loop is alive again; what it ran meanwhile others may have run"
                 )
@@ -146,7 +149,7 @@ class Heartbeat:
             self._pinged_at = now
             self._out.append(Ping(self._pinged))
         elif not self.is_stalled and now - self._pinged_at >= self._settings.stall_limit:
-            self.is_stalled = True
+            self._living.is_stalled = True
             self._report.warn(
                 now, "stalled", "the worker's loop is stuck, so its heartbeat stops: other workers will run its jobs",
                 instance=self._instance, seconds=round(now - self._pinged_at, 1),
@@ -164,7 +167,7 @@ class Heartbeat:
                 recording.flushed(progress)
             self._said = []
             return
-        self._beaten_at = now
+        self._living.beaten_at = now
         self._living.is_silent = False
         self._backoff.reset()
         self._report.recovered("heartbeat failed", "the heartbeat reaches the database again")
@@ -183,7 +186,7 @@ class Heartbeat:
             )  # fmt: skip
             return
         self._due = min(now + self._backoff.next(), self._due or now)
-        silent = now - self._beaten_at
+        silent = now - (now if self._living.beaten_at is None else self._living.beaten_at)
         self._living.is_silent = silent >= self._settings.stale_after - self._settings.heartbeat_interval
         self._report.warn(
             now, "heartbeat failed", "the heartbeat does not reach the database; tried again", error=str(error)

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from awa_proto.errors import DatabaseError, SchemaNotMigrated
+from awa_proto.contact import Contact
+from awa_proto.errors import UNDEFINED_TABLE, DatabaseError, SchemaNotMigrated
 from awa_proto.plan import Op
 from awa_proto.worker.events import Lane, Output, RunOp
+from awa_proto.worker.tally import FAILED_OPS, RECONNECTED, RETRIED_OPS, Tally
 
 Done: TypeAlias = Callable[[Any, float], None]
 Failed: TypeAlias = Callable[[DatabaseError, float], None]
 
-_UNDEFINED_TABLE = "42P01"
 SLOW: Final = 0.1
 """Seconds. A claim of a thousand jobs takes 6 ms."""
 REPLAN_EVERY: Final = 30.0
@@ -38,17 +39,24 @@ class _Asked:
 
 
 class Lanes:
-    """Asks for Ops and hands their answers to whoever asked.
+    """Asks for Ops, hands their answers to whoever asked, and counts what failed.
 
     now: the time of the input that is being handled. silence: seconds without any answer after which the database was away.
-    back_at: when it answered again after it was last away, or first.
+    back_at: when it answered again after it was last away, or first. contacts: how each connection is. reached_at: when one was
+    last of use, the listening one aside; None before.
     """
 
-    __slots__ = ("_answered_at", "_busy", "_last", "_out", "_replan", "_replanned_at", "_under_way", "_waiting", "back_at",
-                 "now", "silence")  # fmt: skip
+    __slots__ = (
+        "_answered_at", "_busy", "_failed", "_last", "_out", "_replan", "_replanned_at", "_tally", "_under_way", "_waiting",
+        "back_at", "contacts", "now", "reached_at", "silence",
+    )  # fmt: skip
 
-    def __init__(self, out: deque[Output], replan: Callable[[], Op[None]]) -> None:
+    def __init__(self, out: deque[Output], replan: Callable[[], Op[None]], tally: Tally) -> None:
         self._out = out
+        self._tally = tally
+        self._failed: set[tuple[Lane, str]] = set()
+        self.contacts: Mapping[Lane, Contact] = {lane: Contact() for lane in Lane}
+        self.reached_at: float | None = None
         self._replan = replan
         self._replanned_at: dict[Lane, float] = {}
         self._answered_at = -math.inf
@@ -82,6 +90,12 @@ class Lanes:
             if now - self._answered_at > self.silence:
                 self.back_at = now
             self._answered_at = now
+            if asked.lane is not Lane.LISTEN:
+                self.reached_at = now
+            if self._failed:
+                self._failed.discard((asked.lane, asked.op.name))
+            if self.contacts[asked.lane].reached():
+                self._tally.count(RECONNECTED, {"awa.lane": asked.lane})
             if now - asked.since > SLOW and asked.lane in _PLANNED:
                 self._plan_anew(asked.lane, now)
             asked.done(result, now)
@@ -90,7 +104,10 @@ class Lanes:
         """An Op has failed, or nobody knows."""
         if asked := self._answered(id):
             if isinstance(error, SchemaNotMigrated):
-                error = DatabaseError(str(error), _UNDEFINED_TABLE)
+                error = DatabaseError(str(error), UNDEFINED_TABLE)
+            self._failed.add((asked.lane, asked.op.name))
+            self.contacts[asked.lane].failed(error, now)
+            self._tally.count(FAILED_OPS, {"awa.op": asked.op.name, "awa.failure": error.failure})
             asked.failed(error, now)
 
     def _plan_anew(self, lane: Lane, now: float) -> None:
@@ -110,6 +127,8 @@ class Lanes:
 
     def _send(self, asked: _Asked) -> None:
         self._last += 1
+        if self._failed and (asked.lane, asked.op.name) in self._failed:
+            self._tally.count(RETRIED_OPS, {"awa.op": asked.op.name})
         self._busy.add(asked.lane)
         self._under_way[self._last] = asked
         self._out.append(RunOp(self._last, asked.op, asked.lane))

@@ -31,7 +31,7 @@ from awa_proto.worker.events import CancelJob, Lane, Output, Reason, Stopped
 from awa_proto.worker.finalize import Finalizer
 from awa_proto.worker.heartbeat import Living
 from awa_proto.worker.rebase import rebase
-from awa_proto.worker.report import INFO, WARNING
+from awa_proto.worker.report import INFO, WARNING, about
 from awa_proto.worker.running import Running
 from awa_proto.worker.timers import Timer
 
@@ -184,12 +184,10 @@ class Lifecycle:
                 self._running.release_from_now_on()
                 self._out.extend(CancelJob(attempt, Reason.SHUTDOWN) for attempt in self._running.attempts)
             case Phase.CANCELLING:
-                self._context.report.tell(
-                    WARNING,
-                    "left running",
-                    "handlers did not end when they were cancelled",
-                    jobs=list(self._running.ids),
-                )
+                for attempt in self._running.attempts:
+                    self._context.report.sample(
+                        now, WARNING, "left running", "a handler did not end when it was cancelled", **about(attempt)
+                    )
                 self._write(now)
             case Phase.WRITING:
                 self._was_cut_short = True

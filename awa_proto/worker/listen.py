@@ -24,6 +24,7 @@ from awa_proto.worker.backoff import Backoff
 from awa_proto.worker.context import Context
 from awa_proto.worker.events import Lane
 from awa_proto.worker.served import ServedQueue
+from awa_proto.worker.tally import LISTEN_LOST
 from awa_proto.worker.timers import Timer
 
 PROBE_EVERY: Final = 15.0
@@ -38,9 +39,10 @@ class Line(StrEnum):
 
 
 class Listener:
-    """Keeps the connection, and what is announced on it. line: how it is."""
+    """Keeps the connection, and what is announced on it. line: how it is. error: why it was closed last."""
 
-    __slots__ = ("_announced", "_backoff", "_context", "_is_busy", "_is_open", "_is_said", "_queues", "_saying", "line")
+    __slots__ = ("_announced", "_backoff", "_context", "_is_busy", "_is_open", "_is_said", "_queues", "_saying", "error",
+                 "line")  # fmt: skip
 
     def __init__(self, context: Context, queues: Mapping[str, ServedQueue]) -> None:
         self._context = context
@@ -52,6 +54,7 @@ class Listener:
         self._announced: frozenset[str] = frozenset()
         self._saying: frozenset[str] = frozenset()
         self.line = Line.CLOSED
+        self.error: DatabaseError | None = None
 
     def open(self) -> None:
         """Registered: connect."""
@@ -119,7 +122,8 @@ class Listener:
     def _closed(self, error: DatabaseError, now: float) -> None:
         self.line = Line.CLOSED
         self._announced = self._saying = frozenset()
-        self._context.last_error = error
+        self._context.last_error = self.error = error
+        self._context.tally.count(LISTEN_LOST, {})
         if not self._is_open:
             return
         if not self._is_said:

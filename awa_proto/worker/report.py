@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
+from awa_proto.job import Attempt, JobRow
 from awa_proto.worker.events import Emit
 
 DEBUG: Final = 10
@@ -18,6 +19,11 @@ QUIET: Final = 10.0
 
 SAMPLE: Final = 20
 """Lines of one key within `QUIET` seconds where each says something of its own, such as an attempt that failed."""
+
+
+def about(attempt: Attempt | JobRow) -> dict[str, Any]:
+    """The fields of every line about a job, whoever writes it."""
+    return {"job": attempt.id, "kind": attempt.kind, "queue": attempt.queue, "attempt": attempt.attempt}
 
 
 class Said(Protocol):

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 """Attributes of a metric and their values, by name."""
+
+FAILED_OPS: Final = "awa.op.failed"
+RETRIED_OPS: Final = "awa.op.retried"
+RECONNECTED: Final = "awa.database.reconnected"
+LISTEN_LOST: Final = "awa.listen.lost"
+STALE: Final = "awa.result.stale"
+HOOKS_DROPPED: Final = "awa.hook.dropped"
+"""What happens between a worker, or a client, and its database."""
 
 
 class Tally:

@@ -35,12 +35,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
 from awa_proto.cron.registration import Periodic
 from awa_proto.errors import DatabaseError
 from awa_proto.followup import FollowUps
+from awa_proto.health import (
+    HeartbeatHealth,
+    LeaderHealth,
+    ListenHealth,
+    QueueHealth,
+    WorkerHealth,
+    counted,
+    database_health,
+    problems_of_worker,
+)
 from awa_proto.job import Attempt
 from awa_proto.store import Registration, Store
 from awa_proto.task import Task
@@ -57,6 +66,7 @@ from awa_proto.worker.events import (
     DrainAsked,
     Event,
     JobEnded,
+    Lane,
     ListenLost,
     OpDone,
     OpFailed,
@@ -73,23 +83,13 @@ from awa_proto.worker.leader import Leader
 from awa_proto.worker.lifecycle import Lifecycle, Phase
 from awa_proto.worker.listen import Line, Listener
 from awa_proto.worker.promote import Promoter
-from awa_proto.worker.report import DEBUG, Report
+from awa_proto.worker.report import DEBUG, Report, about
 from awa_proto.worker.running import Running
 from awa_proto.worker.served import ServedQueue
 from awa_proto.worker.survey import Surveyor
 from awa_proto.worker.tally import Tally
 from awa_proto.worker.timers import Timer, Timers
 from awa_proto.worker.upkeep import Upkeep
-
-
-@dataclass(frozen=True, slots=True)
-class QueueHealth:
-    """What a worker does for one queue: handlers that run, jobs claimed but not started."""
-
-    running: int
-    buffered: int
-    slots: int
-    paused: bool
 
 
 class WorkerMachine:
@@ -126,11 +126,11 @@ class WorkerMachine:
             describe: What people are told of each kind, as JSON text.
         """
         self._out: deque[Output] = deque()
-        self._lanes = Lanes(self._out, store.replan)
+        self._tally = Tally()
+        self._lanes = Lanes(self._out, store.replan, self._tally)
         self._lanes.silence = (config.liveness.stale_after - config.liveness.heartbeat_interval) / 2
         self._timers = Timers()
         self._report = Report(self._out)
-        self._tally = Tally()
         self._context = Context(
             store, config, random, self._lanes, self._timers, self._report, DatabaseClock(), Hooked(hooked, self._out),
             follow_ups or FollowUps.none(), self._tally,
@@ -190,7 +190,7 @@ class WorkerMachine:
             if type(event) is JobEnded:
                 if not ended(event, now):
                     self._report.tell(
-                        DEBUG, "late end", "a handler ended that was not known to run", job=event.attempt.id
+                        DEBUG, "late end", "a handler ended that was not known to run", **about(event.attempt)
                     )
             else:
                 self._hear(event, now)
@@ -269,6 +269,37 @@ class WorkerMachine:
     def last_error(self) -> DatabaseError | None:
         """The newest failure of an Op, however long ago."""
         return self._context.last_error
+
+    def health(self, now: float, heart: float) -> WorkerHealth:
+        """How it is. May be called from any thread.
+
+        now: by the clock of the machine's own loop. heart: by that of the heartbeat's thread.
+        """
+        lanes, living, listener = self._lanes, self._living, self._listener
+        closed = None if listener.error is None else " ".join(str(listener.error).split())
+        beaten_at, leads = living.beaten_at, self._leader.leads
+        own = [lane for lane in Lane if lane is not Lane.LISTEN and (leads or lane is not Lane.UPKEEP)]
+        database = database_health([lanes.contacts[lane] for lane in own], now, lanes.reached_at)
+        upkeep = LeaderHealth(
+            leads, self._leader.leader, self._leader.term, tuple(self._upkeep.failing) if leads else ()
+        )
+        heartbeat = HeartbeatHealth(
+            beaten_at is not None and heart - beaten_at < self._context.config.liveness.stale_after,
+            None if beaten_at is None else heart - beaten_at,
+            living.is_stalled,
+        )
+        return WorkerHealth(
+            self.phase,
+            self.instance,
+            database,
+            self.queues,
+            self.unwritten,
+            ListenHealth(self.is_listening, None if self.is_listening else closed or "it is not connected yet"),
+            upkeep,
+            heartbeat,
+            counted(self._tally),
+            problems_of_worker(self.phase, database, upkeep, heartbeat),
+        )
 
     # inside
 

@@ -15,7 +15,7 @@ import typer
 from awa_proto.errors import ConfigurationError
 from awa_proto.schema import latest, script
 from awa_proto.worker.events import Stopped
-from awa_sync.cli import cron, doctor, manage, storage
+from awa_sync.cli import cron, doctor, health, manage, storage
 from awa_sync.cli.embedded import server
 from awa_sync.cli.session import Dsn, Schema, connected, fail, said_in_one_line, use_database
 
@@ -32,6 +32,7 @@ app.add_typer(manage.queue, name="queue")
 app.add_typer(cron.app, name="cron")
 app.add_typer(storage.app, name="storage")
 app.command()(doctor.doctor)
+app.command()(health.health)
 
 
 @app.command()

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from awa_proto.cron.job import CronJob
+from awa_proto.health import Health
 from awa_proto.job import DlqCursor, JobRow, JobState
 from awa_proto.store import QueueStat
 from awa_proto.store.canonical.switch import StorageStatus
@@ -150,6 +151,30 @@ def storage(status: StorageStatus) -> None:
         table.add_row(state.value, f"{status.queue[state]:,}", f"{status.canonical[state]:,}")
     table.add_row("dead letters", f"{status.dead_letters:,}", "")
     _print(table)
+
+
+def health(found: Health) -> None:
+    """Print what the database says, a table of the workers it knows, and what is wrong."""
+    if (store := found.store) is not None:
+        ring = store.ring
+        _print_facts(
+            server=f"PostgreSQL {store.server_version}{', read-only' if store.read_only else ''}",
+            schema=f"version {store.schema_version}",
+            segments=f"{ring.open} open, {ring.sealed} sealed, {ring.free} free",
+        )
+        table = _table("worker", "host", "pid", "version", "queues", "silent for", "")
+        for each in store.instances:
+            does = "leads" if each.instance == store.leader else ""
+            where = map(Text, (each.hostname, str(each.pid), each.version, ", ".join(each.queues)))
+            table.add_row(str(each.instance), *where, f"{each.silent_for:.0f} s", does)
+        _print(table)
+    for problem in found.problems or ("healthy",):
+        print(problem)
+
+
+def _print_facts(**facts: str) -> None:
+    for name, fact in facts.items():
+        print(f"{name:<9}{fact}")
 
 
 def _table(*columns: str) -> Table:

@@ -15,6 +15,7 @@ from typing import TypeVar
 import psycopg
 import trio
 
+from awa_proto.contact import Calls
 from awa_proto.driving.ops import Preparing, drive_awaited, errors_of_library, schema_named, seconds_of, users_sql
 from awa_proto.driving.psycopg_connections import check_borrowed
 from awa_proto.errors import ConfigurationError, DatabaseError, Failure, Retries
@@ -76,6 +77,7 @@ class Database:
     statement_timeout: seconds a statement, a connect, or the wait for a connection may take.
     max_size: connections of our own pool.
     random: numbers from 0 to 1, for the pauses between attempts.
+    calls: told how each Op of a client ended.
 
     Raises ConfigurationError for a DSN that cannot be read.
     """
@@ -89,6 +91,7 @@ class Database:
         statement_timeout: float = 30.0,
         max_size: int = 10,
         random: Callable[[], float] = _random.random,
+        calls: Calls | None = None,
     ) -> None:
         own = Pool(dsn, max_size=max_size, timeout=statement_timeout)
         self._pool = own if pool is None else pool
@@ -97,6 +100,7 @@ class Database:
         self._schema = schema
         self._seconds = statement_timeout
         self._random = random
+        self._calls = calls
 
     async def open(self) -> None:
         """Nothing yet: connections open when they are needed, so that a server that is down is an error of a call."""
@@ -118,17 +122,20 @@ class Database:
         if op.using is not None:
             return await self._run_borrowed(op, op.using)
         seconds = seconds_of(op, self._seconds)
-        retries = Retries(op, self._schema, self._random)
+        retries = Retries(op, self._schema, self._random, self._calls)
         while True:
             try:
                 session = await self._pool.take(seconds)
                 try:
-                    return await session.run_once(op, seconds)
+                    result = await session.run_once(op, seconds)
                 finally:
                     self._pool.give_back(session)
             except DatabaseError as error:
                 self._learn_from(error)
                 pause = retries.after(error)
+            else:
+                retries.succeeded()
+                return result
             await trio.sleep(pause)
 
     async def _run_borrowed(self, op: Op[T], connection: object) -> T:

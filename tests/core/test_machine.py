@@ -308,7 +308,7 @@ def test_a_newer_ring_is_read_off_the_path_of_claims() -> None:
     assert bench.machine.phase is Phase.RUNNING
 
 
-def test_a_resent_flush_keeps_its_number_and_a_stale_verdict_is_one_warning() -> None:
+def test_a_resent_flush_keeps_its_number_and_a_stale_verdict_is_one_warning_with_its_job() -> None:
     bench = Bench().running()
     bench.claimed(attempt(1), attempt(2))
     bench.hear(*[JobEnded(attempt(i), Returned(None)) for i in (1, 2)])
@@ -318,8 +318,12 @@ def test_a_resent_flush_keeps_its_number_and_a_stale_verdict_is_one_warning() ->
     assert (first, number) == (second, again)
     assert 0 <= number < 2**62
     said = bench.done("finalize", [Verdict.STALE, Verdict.STALE])
-    (warning,) = of(Emit, [output for output in said if getattr(output, "key", "") == "stale result"])
-    assert warning.fields["jobs"] == [1, 2]
+    warnings = of(Emit, [output for output in said if getattr(output, "key", "") == "stale result"])
+    assert [(warning.fields["job"], warning.fields["kind"], warning.fields["attempt"]) for warning in warnings] == [
+        (1, "k", 1),
+        (2, "k", 1),
+    ]
+    assert bench.machine.tally.total("awa.result.stale") == 2
     assert bench.machine.unwritten == 0
 
 

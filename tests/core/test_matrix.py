@@ -105,7 +105,7 @@ def bench(*, dead_letters: bool = False) -> tuple[Endings, Context]:
     config = WorkerConfig({"q": QueueConfig()}, dead_letters=dead_letters)
     store = MemoryStore(lambda: AT, lambda: 0.5)
     context = Context(
-        store, config, lambda: 0.5, Lanes(out, store.replan), Timers(), Report(out), DatabaseClock(), Hooked((), out),
+        store, config, lambda: 0.5, Lanes(out, store.replan, Tally()), Timers(), Report(out), DatabaseClock(), Hooked((), out),
         FollowUps(registered, intake), Tally(),
     )  # fmt: skip
     return Endings(context), context

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from awa_proto.cron.job import CronJob, CronTemplate, Fire
+from awa_proto.health import StoreHealth
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow
 from awa_proto.plan import Op, Plan
 from awa_proto.store import (
@@ -38,6 +39,7 @@ from awa_proto.store.queue import (
     cron,
     dead_letters,
     enqueue,
+    health,
     kinds,
     leading,
     listening,
@@ -276,6 +278,9 @@ class CanonicalStore:
 
     def delete_cron(self, name: str) -> Op[bool]:
         return cron.delete_cron(self._names, name)
+
+    def health(self) -> Op[StoreHealth]:
+        return health.health(self._names)
 
     def lead(self, instance: int, lease: float) -> Op[Leadership]:
         return leading.lead(self._names, instance, lease)

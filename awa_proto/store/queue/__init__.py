@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from awa_proto.cron.job import CronJob, CronTemplate, Fire
+from awa_proto.health import StoreHealth
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow
 from awa_proto.plan import Op, Plan
 from awa_proto.store import (
@@ -45,6 +46,7 @@ from awa_proto.store.queue import (
     cron,
     dead_letters,
     enqueue,
+    health,
     kinds,
     leading,
     listening,
@@ -277,6 +279,9 @@ class QueueStore:
 
     def delete_cron(self, name: str) -> Op[bool]:
         return cron.delete_cron(self._names, name)
+
+    def health(self) -> Op[StoreHealth]:
+        return health.health(self._names)
 
     def lead(self, instance: int, lease: float) -> Op[Leadership]:
         return leading.lead(self._names, instance, lease)
