@@ -10,10 +10,12 @@ count                    | of what
 -------------------------|--------------------------------------------------------------------------------------------
 awa.op.failed            | an Op failed; also by failure, `awa.op.failed: connection lost`
 awa.op.retried           | an Op was sent again after it had failed
-awa.database.reconnected | a connection worked again after the database had been away for it
+awa.database.reconnected | a connection was of use again after the database had been away for it
 awa.listen.lost          | the listening connection broke
-awa.hook.dropped         | an event was told to no hook, since hooks were too slow
+awa.claim.adopted        | an attempt came from a claim whose answer was lost
 awa.result.stale         | somebody else had ended the attempt; its result was not written
+awa.rescue               | this worker, leading, ended an attempt of another that was silent or overdue
+awa.hook.dropped         | an event was told to no hook, since hooks were too slow
 awa.job...               | what became of attempts, see the matrix of outcomes
 """
 

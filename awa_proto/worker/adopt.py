@@ -18,6 +18,7 @@ from awa_proto.worker.dispatch import Dispatcher
 from awa_proto.worker.events import Lane
 from awa_proto.worker.finalize import Finalizer
 from awa_proto.worker.running import Running
+from awa_proto.worker.tally import ADOPTED
 from awa_proto.worker.timers import Timer
 
 IN_DOUBT: Final = 60.0
@@ -86,6 +87,7 @@ class Adopter:
     def _found(self, attempts: Sequence[Attempt], now: float) -> None:
         self._asked = self._dispatcher.is_held = False
         if attempts:
+            self._context.tally.count(ADOPTED, {}, len(attempts))
             self._context.report.warn(
                 now, "adopted", "jobs were claimed by a statement whose answer was lost; they run all the same",
                 jobs=[attempt.id for attempt in attempts][:20],

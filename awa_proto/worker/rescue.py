@@ -33,7 +33,8 @@ from awa_proto.worker.context import Context
 from awa_proto.worker.endings import Endings
 from awa_proto.worker.events import Lane
 from awa_proto.worker.happened import job_after, rescued
-from awa_proto.worker.report import ERROR, INFO, WARNING
+from awa_proto.worker.report import ERROR, INFO, WARNING, about
+from awa_proto.worker.tally import RESCUED
 from awa_proto.worker.upkeep import Duty
 
 PAGE: Final = 500
@@ -144,15 +145,23 @@ class Rescue:
 
     def _written(self, ended: Sequence[Ended], verdicts: Verdicts, now: float) -> None:
         context = self._context
-        duplicates: list[int] = []
         over: list[Attempt] = []
         for each, verdict in zip(ended, verdicts, strict=True):
             attempt, transition = each.attempt, each.transition
             if verdict in {Verdict.ACCEPTED, Verdict.DUPLICATE}:
                 self._told((attempt.id, attempt.run_lease))
                 over.append(attempt)
+                attributes = {
+                    "awa.job.kind": attempt.kind,
+                    "awa.job.queue": attempt.queue,
+                    "awa.rescue.reason": self._reason,
+                }
+                context.tally.count(RESCUED, attributes)
             if verdict is Verdict.DUPLICATE:
-                duplicates.append(attempt.id)
+                context.report.sample(
+                    now, INFO, "rescheduled as duplicate",
+                    "a job was cancelled instead of run again: a newer one has its unique key", **about(attempt),
+                )  # fmt: skip
             if verdict is not Verdict.ACCEPTED:
                 continue
             is_last = transition.to is JobState.FAILED
@@ -160,7 +169,7 @@ class Rescue:
             context.report.sample(
                 now, ERROR if is_last else WARNING, f"rescued: {attempt.kind}",
                 "an attempt was rescued; its job fails for good" if is_last else "an attempt was rescued; its job runs again",
-                job=attempt.id, kind=attempt.kind, queue=attempt.queue, attempt=attempt.attempt, reason=str(self._reason),
+                **about(attempt), reason=str(self._reason),
             )  # fmt: skip
             if attempt.kind in context.hooked.kinds:
                 context.hooked.tell(rescued(each))
@@ -169,11 +178,6 @@ class Rescue:
             self._follow_up(each, now)
         if over:
             context.lanes.run(Lane.UPKEEP, context.store.tell_ended(over), _ignore, _ignore)
-        if duplicates:
-            context.report.tell(
-                INFO, "rescheduled as duplicate", "jobs were cancelled instead of run again: newer ones have their unique keys",
-                jobs=duplicates,
-            )  # fmt: skip
 
     def _follow_up(self, ended: Ended, now: float) -> None:
         """Enqueue what follows from it, for each outcome by itself."""
@@ -208,7 +212,7 @@ class Rescue:
         self._context.report.sample(
             now, ERROR, f"follow-up of a rescue lost: {ended.attempt.kind}",
             "a follow-up of a rescued attempt could not be made; the rescue stands",
-            job=ended.attempt.id, kind=ended.attempt.kind, error=error,
+            **about(ended.attempt), error=error,
         )  # fmt: skip
 
 

@@ -261,7 +261,7 @@ class Bench:
         registered: Any = {
             "k": {outcome: (follow_up(outcome, "k", self._follow),) for outcome in (Outcome.RESCUED, Outcome.EXHAUSTED)}
         }
-        self.lanes = Lanes(self.out, self.store.replan)
+        self.lanes = Lanes(self.out, self.store.replan, Tally())
         self.context = Context(
             self.store, WorkerConfig({"other": QueueConfig()}, **config), lambda: 0.5, self.lanes, Timers(),
             Report(self.out), DatabaseClock(), Hooked(("k",), self.out), FollowUps(registered, Intake({}, lambda: AT)),
