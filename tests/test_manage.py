@@ -30,7 +30,8 @@ def failed(client: awa_sync.Client, count: int, **options: Any) -> list[JobRow]:
     ring, _ = client.perform(store.survey(["default"]))
     attempts: list[Attempt] = list(client.perform(store.claim(1, ring, [Demand("default", count)])).attempts)
     at = datetime.now(UTC)
-    entry = {"error": "ValueError: [red]no[/red]\nand so on", "attempt": 1}
+    traceback = 'Traceback (most recent call last):\n  File "jobs.py", line 3, in say'
+    entry = {"error": "ValueError: [red]no[/red]\nand so on", "attempt": 1, "traceback": traceback}
     client.perform(store.finalize([Ended(a, Transition(JobState.FAILED, 1, at, entry=entry)) for a in attempts], 7))
     return client.list_jobs(state="failed")
 
@@ -56,7 +57,10 @@ def test_jobs_are_listed_shown_retried_and_cancelled(client: awa_sync.Client) ->
     assert page["next"] is None
     assert (page["jobs"][0]["state"], page["jobs"][0]["args"], page["jobs"][0]["tags"]) == ("failed", {"n": 0}, ["t"])
     shown = run(client, "job", "get", str(oldest.id))
-    assert "ValueError" in shown
+    lines = [line.strip() for line in shown.splitlines()]
+    at = lines.index("Traceback (most recent call last):")
+    assert lines[at - 2].split() == ["error", "ValueError:", "[red]no[/red]"], "line by line"
+    assert lines[at - 1 : at + 3] == ["and so on", lines[at], 'File "jobs.py", line 3, in say', '{"attempt": 1}']
     assert "tenant" in shown
     assert json.loads(run(client, "job", "get", str(oldest.id), "--json"))["id"] == oldest.id
     assert run(client, "job", "retry", str(oldest.id)) == f"job {oldest.id} is available\n"

@@ -74,13 +74,25 @@ def jobs(rows: Sequence[JobRow], more: str | None) -> None:
 
 
 def job(row: JobRow) -> None:
-    """Print what there is to say of one job, a line for each."""
+    """Print what there is to say of one job, a line for each, and what went wrong last, line by line."""
     table = Table.grid(padding=(0, 2))
-    for name, value in job_as_json(row).items():
+    said = job_as_json(row)
+    errors: list[dict[str, Any]] = said.pop("errors")
+    for name, value in said.items():
         if value not in (None, [], {}):
             shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             table.add_row(name.replace("_", " "), Text(shown, overflow="fold"))
+    for entry in errors:
+        table.add_row("error", Text(_told(entry), overflow="fold"))
     _print(table)
+
+
+def _told(entry: dict[str, Any]) -> str:
+    """An error entry as people read it: the error, its traceback, and the rest as JSON."""
+    text = str(entry.get("error", ""))
+    traceback = str(entry.get("traceback", ""))
+    rest = {name: value for name, value in entry.items() if name not in {"error", "traceback"}}
+    return "\n".join([text, *([traceback] if traceback else []), json.dumps(rest, ensure_ascii=False)])
 
 
 def queues(stats: Iterable[QueueStat]) -> None:

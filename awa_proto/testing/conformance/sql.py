@@ -45,8 +45,9 @@ async def views_show_every_job_as_it_is(kit: DatabaseKit) -> None:
 
 
 async def a_view_shows_the_progress_and_the_deadline_of_a_running_job(kit: DatabaseKit) -> None:
-    """What it said last; of a completed one nothing."""
-    (id,) = await kit.enqueue()
+    """What it said last; of a completed one nothing, also not of an attempt before."""
+    (id,) = await kit.enqueue(extra='{"progress":{"percent":4}}')
+    assert await kit.sql(f"SELECT progress::text FROM awa.jobs WHERE id = {id}") == [('{"percent":4}',)]
     (attempt,) = await kit.claim(deadline=60.0)
     await kit.run(kit.store.record_progress([Progress(attempt, '{"percent":5}')]))
     ((progress, deadline),) = await kit.sql(f"SELECT progress::text, deadline_at FROM awa.jobs WHERE id = {id}")
