@@ -167,7 +167,8 @@ class Endings:
         registered = self._context.follow_ups.of(ended, job_after(ended), unread)
         if not registered:
             return ended
-        return ended._replace(follow_ups=registered + ended.follow_ups)
+        attempt, transition, progress, output, staged, flushed, took, recording = ended  # a third of what _replace takes
+        return Ended(attempt, transition, progress, output, registered + staged, flushed, took, recording)
 
     def _conclude(
         self, attempt: Attempt, ended: Returned | Raised | Ending, at: datetime, now: float, output: str | None
