@@ -167,7 +167,8 @@ class Endings:
         registered = self._context.follow_ups.of(ended, job_after(ended), unread)
         if not registered:
             return ended
-        attempt, transition, progress, output, staged, flushed, took, recording = ended  # a third of what _replace takes
+        # _replace would take three times as long
+        attempt, transition, progress, output, staged, flushed, took, recording = ended
         return Ended(attempt, transition, progress, output, registered + staged, flushed, took, recording)
 
     def _conclude(

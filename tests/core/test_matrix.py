@@ -204,6 +204,15 @@ def test_a_row_of_the_matrix(
     assert made == ([] if outcome is None else [("follow", outcome)]) + staged
 
 
+def test_a_completion_that_cannot_be_written_fails_with_its_progress_and_its_output_in_the_entry() -> None:
+    endings, _ = bench()
+    of = attempt(1)
+    failed = endings.refused(endings.of(of, Returned(Completed()), AT, 0.0, recording(of), 1.5), RuntimeError("no"), AT)
+    assert (failed.transition.to, failed.output, failed.follow_ups) == (JobState.RETRYABLE, None, ())
+    extra = json.loads(failed.extra or "")
+    assert (extra["progress"], extra["errors"][0]["output"]) == (json.loads(PROGRESS), json.loads(OUTPUT))
+
+
 def test_a_completion_without_anything_recorded_shares_the_same_row() -> None:
     endings, _ = bench()
     ended = endings.of(attempt(1), Returned(Completed()), AT, 0.0, None, 1.5)
