@@ -55,11 +55,12 @@ class Run:
 
 @dataclass
 class Account:
-    """wanted: jobs somebody tried to enqueue. sure: those of them that were acknowledged.
+    """up: the processes that have begun. wanted: jobs somebody tried to enqueue. sure: those of them that were acknowledged.
 
     deaths: when a process was killed, by its name. crashes: from when to when the server was down.
     """
 
+    up: set[str] = field(default_factory=set[str])
     wanted: set[int] = field(default_factory=set[int])
     sure: set[int] = field(default_factory=set[int])
     runs: dict[tuple[int, int], Run] = field(default_factory=dict[tuple[int, int], Run])
@@ -71,14 +72,17 @@ class Account:
     def read(self, process: str, lines: Iterable[str]) -> None:
         """What a book says next."""
         for line in lines:
-            what, n, *more = line.split()
-            match what:
-                case "w":
+            match line.split():
+                case ["u"]:
+                    self.up.add(process)
+                case ["w", n]:
                     self.wanted.add(int(n))
-                case "c":
+                case ["c", n]:
                     self.sure.add(int(n))
-                case _:
+                case [what, n, *more]:
                     self._ran(what, int(n), process, more)
+                case _:
+                    self.wrong.append(f"{process} wrote {line!r}")
 
     def _ran(self, what: str, n: int, process: str, more: list[str]) -> None:
         attempt, lease, at, *how = more

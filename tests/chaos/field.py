@@ -121,12 +121,13 @@ class Field:
 
     def finish(self) -> None:
         """Enqueue no more, wait until nothing is left to do, stop everybody."""
+        self.until(lambda: self._producers.keys() <= self.account.up, "all producers")
         for process in self._producers.values():
             process.terminate()
         self.until(lambda: all(process.poll() is not None for process in self._producers.values()), "their last batch")
         assert {process.poll() for process in self._producers.values()} == {0}
         self.until(self._is_idle, "the end of all jobs")
-        self._tend()
+        self.until(lambda: self._workers.keys() <= self.account.up, "all workers")
         self._is_closing = True
         for process in self._workers.values():
             process.terminate()
@@ -151,8 +152,11 @@ class Field:
         return "\n".join(str(ask(self._server.dsn, sql)) for sql in asked)
 
     def _is_idle(self) -> bool:
+        """Whether all jobs have ended. The counts are of several moments, between which a job may pass them by."""
         stats = self._client.call("queue_stats")
-        return not any(s.available + s.running + s.scheduled + s.retryable + s.waiting_external for s in stats)
+        if any(s.available + s.running + s.scheduled + s.retryable + s.waiting_external for s in stats):
+            return False
+        return not ask(self._server.dsn, "SELECT FROM awa.jobs WHERE state NOT IN ('completed', 'failed') LIMIT 1")
 
     def _hire(self, role: str, among: dict[str, subprocess.Popen[bytes]], number: int = 0) -> None:
         name = f"{role}{len(self._read)}"
@@ -189,7 +193,8 @@ class Field:
         return self.chance.choice([name for name in self._workers if self._begun(name)])
 
     def _begun(self, name: str) -> int:
-        return self._read[name]
+        """How much it has written but that it is up."""
+        return max(0, self._read[name] - len("u\n"))
 
     def _kill(self, name: str) -> None:
         process = self._workers[name]

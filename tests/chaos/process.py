@@ -1,6 +1,7 @@
 """A worker or a producer that chaos is let loose on: python -m tests.chaos.process ROLE FLAVOUR DSN BOOK NUMBER.
 
-What it does stands in its book, a file that outlives it, before anybody else can know of it. A worker's lines are
+What it does stands in its book, a file that outlives it, before anybody else can know of it: `u` first, when it is up and would
+end at SIGTERM in good order. A worker's lines are
 `b JOB ATTEMPT LEASE TIME` and `e JOB ATTEMPT LEASE TIME HOW` around a handler, HOW being `done` or `retry`, and `a JOB ATTEMPT
 LEASE TIME` when a hook was told that the job is completed, which is after the commit. A producer's are `w JOB` before jobs are
 enqueued, `c JOB` when that was acknowledged. TIME is seconds since 1970, a lease microseconds since then.
@@ -92,10 +93,13 @@ def _request(n: int, chance: random.Random, *, is_unique: bool) -> awa.EnqueueRe
 
 if __name__ == "__main__":
     role, flavour, dsn, path, first = sys.argv[1:]
-    vars(leader).update(LEAD)
+    for constant, seconds in LEAD.items():
+        setattr(leader, constant, seconds)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in every thread, for sigwait
+    its = Book(path)
+    its.note("u")
     with Member(flavour, dsn) as found:
         if role == "work":
-            work(found, Book(path))
+            work(found, its)
         else:
-            produce(found, Book(path), int(first))
+            produce(found, its, int(first))
