@@ -348,8 +348,11 @@ class Store(Protocol):
 
     def unregister(self, instance: int) -> Op[None]: ...
 
-    def survey(self, queues: Sequence[str]) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
-        """The segments and the settings of the queues as they are now."""
+    def survey(self, queues: Sequence[str], *, glance: bool = False) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
+        """The segments and the settings of the queues as they are now.
+
+        glance: of canonical storage it is only told whether it may hold anything at all, which is one cheap statement.
+        """
         ...
 
     def claim(self, instance: int, ring: Ring, demands: Sequence[Demand], *, advance: bool = False) -> Op[Claimed]:

@@ -305,7 +305,7 @@ class MemoryStore:
 
         return _op("unregister", act, safe_to_retry=True)
 
-    def survey(self, queues: Sequence[str]) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
+    def survey(self, queues: Sequence[str], *, glance: bool = False) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:  # noqa: ARG002
         """The ring and the settings of the queues."""
         return _op("survey", lambda: (self._tables.ring, self._settings(queues)), safe_to_retry=True)
 

@@ -396,7 +396,7 @@ class _OneAttempt:
     def unregister(self, instance: int) -> Op[None]:
         return self.beneath.unregister(instance)
 
-    def survey(self, queues: Sequence[str]) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:  # noqa: ARG002
+    def survey(self, queues: Sequence[str], *, glance: bool = False) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:  # noqa: ARG002
         return _here((self._registration.ring, {}))
 
     def claim(self, instance: int, ring: Ring, demands: Sequence[Demand], *, advance: bool = False) -> Op[Claimed]:  # noqa: ARG002

@@ -97,7 +97,7 @@ class Liveness:
         stale_after: Seconds = 30.0,
         stall_limit: Seconds = 300.0,
         rescue_interval: Seconds = 10.0,
-        deadline_interval: Seconds = 2.0,
+        deadline_interval: Seconds = 3.0,
     ) -> None:
         keep = object.__setattr__
         keep(self, "heartbeat_interval", _interval("heartbeat_interval", heartbeat_interval))

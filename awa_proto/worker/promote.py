@@ -1,12 +1,14 @@
 """Deferred jobs become available at their moment.
 
-Every worker promotes, so none waits for a leader. The answer says when the next job is due, and results of this worker
-that are to be retried say so themselves; what other processes defer comes by notification, or within `EVERY`.
+Every worker promotes, so none waits for a leader, which only looks more often. The answer says when the next job is due, and
+results of this worker that are to be retried say so themselves; what other processes defer comes by notification, or within
+`EVERY`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -20,7 +22,9 @@ from awa_proto.worker.finalize import Finalizer
 from awa_proto.worker.timers import Timer
 
 EVERY: Final = 4.5
-"""Longest time between two looks, in seconds; producers notify about a deferred job that is due sooner."""
+"""Longest time between two looks of the leader, in seconds; producers notify about a deferred job that is due sooner."""
+FOLLOWING: Final = 15.0
+"""The same of the others, who look all the same: the leader may be gone."""
 UNANNOUNCED: Final = 0.5
 """The same while some queue is not announced as asleep, so that nobody notifies: then a statement more is nothing."""
 BEFORE: Final = timedelta(seconds=10)
@@ -39,12 +43,15 @@ class Promoter:
     """Looks for due jobs. is_idle: it has looked since it was last asked to, and nothing was due."""
 
     __slots__ = (
-        "_asked", "_backoff", "_context", "_dispatcher", "_finalizer", "_is_open", "_last", "_queues", "_sooner", "_takes_over",
-        "_until", "_whole_at", "is_idle",
+        "_asked", "_backoff", "_context", "_dispatcher", "_finalizer", "_is_open", "_last", "_leads", "_queues", "_sooner",
+        "_takes_over", "_until", "_whole_at", "is_idle",
     )  # fmt: skip
 
-    def __init__(self, context: Context, dispatcher: Dispatcher, finalizer: Finalizer) -> None:
+    def __init__(
+        self, context: Context, dispatcher: Dispatcher, finalizer: Finalizer, leads: Callable[[], bool]
+    ) -> None:
         self._context = context
+        self._leads = leads
         self._dispatcher = dispatcher
         self._queues = dispatcher.queues
         self._finalizer = finalizer
@@ -121,7 +128,8 @@ class Promoter:
         if not self._is_open:
             return
         announced = all(queue.asleep for queue in self._queues.values())
-        wait = (EVERY if announced else UNANNOUNCED) * (1 - 0.1 * self._context.random())
+        longest = EVERY if self._leads() else FOLLOWING
+        wait = (longest if announced else UNANNOUNCED) * (1 - 0.1 * self._context.random())
         if promoted.due_in is not None:
             wait = min(wait, max(promoted.due_in, 0.0))
         self.is_idle = promoted.count == 0 and wait > 0 and self._sooner == math.inf

@@ -17,7 +17,7 @@ from awa_proto.worker.dispatch import Dispatcher
 from awa_proto.worker.events import Lane
 from awa_proto.worker.timers import Timer
 
-EVERY: Final = 10.0
+EVERY: Final = 15.0
 WHILE_PAUSED: Final = 5.0
 """Seconds until a resume is noticed whose notification was lost. A pause needs no notice: the claim itself heeds it."""
 _APART: Final = 0.5
@@ -69,7 +69,19 @@ class Surveyor:
         if self._is_open and not self._asked:
             self._asked = True
             self._last = now
-            self._context.lanes.run(Lane.MAINTENANCE, self._context.store.survey(self._names), self._done, self._failed)
+            self._look(glance=not self._dispatcher.ring.canonical)
+
+    def _look(self, *, glance: bool) -> None:
+        """Read them. glance: and see whether canonical storage has ever been used; where it was, look into it."""
+
+        def glanced(answer: tuple[Ring, Mapping[str, QueueSettings]], now: float) -> None:
+            if answer[0].canonical and self._is_open:
+                self._look(glance=False)
+            else:
+                self._done(answer, now)
+
+        op = self._context.store.survey(self._names, glance=glance)
+        self._context.lanes.run(Lane.MAINTENANCE, op, glanced if glance else self._done, self._failed)
 
     def _ask_within(self, apart: float, now: float) -> None:
         """Ask now, unless that was done a moment ago: then a moment after that."""

@@ -144,7 +144,7 @@ class WorkerMachine:
         self._dispatcher = Dispatcher(self._context, self._out, tasks, self._queues, self._finalizer, self._running)
         self._adopter = Adopter(self._context, self._dispatcher, self._finalizer, self._running)
         self._surveyor = Surveyor(self._context, self._dispatcher)
-        self._promoter = Promoter(self._context, self._dispatcher, self._finalizer)
+        self._promoter = Promoter(self._context, self._dispatcher, self._finalizer, lambda: self._leader.leads)
         self._listener = Listener(self._context, self._queues)
         self._declarer = Declarer(self._context, periodic, tasks, describe)
         self._upkeep = Upkeep(self._context, duties(self._context, self._dispatcher.cancelled))

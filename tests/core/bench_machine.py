@@ -58,7 +58,7 @@ class Counter:
     def register(self, _: object) -> Op[Registration]:
         return op("register", lambda: Registration(1, RING, {}, NOW))
 
-    def survey(self, _: object) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
+    def survey(self, _: object, *, glance: bool = False) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
         return op("survey", lambda: (RING, {}))
 
     def announce(self, _q: object, _h: object = ()) -> Op[None]:

@@ -99,8 +99,8 @@ class CanonicalStore:
     def unregister(self, instance: int) -> Op[None]:
         return workers.unregister(self._names, instance)
 
-    def survey(self, queues: Sequence[str]) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
-        op = workers.survey(self._names, queues)
+    def survey(self, queues: Sequence[str], *, glance: bool = False) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
+        op = workers.survey(self._names, queues, glance=glance)
 
         def plan() -> Plan[tuple[Ring, Mapping[str, QueueSettings]]]:
             _, said = yield from op.start()

@@ -98,8 +98,8 @@ class QueueStore:
     def unregister(self, instance: int) -> Op[None]:
         return workers.unregister(self._names, instance)
 
-    def survey(self, queues: Sequence[str]) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
-        return workers.survey(self._names, queues)
+    def survey(self, queues: Sequence[str], *, glance: bool = False) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
+        return workers.survey(self._names, queues, glance=glance)
 
     def claim(self, instance: int, ring: Ring, demands: Sequence[Demand], *, advance: bool = False) -> Op[Claimed]:
         if ring.canonical:

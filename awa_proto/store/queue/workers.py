@@ -13,16 +13,16 @@ from awa_proto.store.queue.names import Names
 from awa_proto.store.queue.rebase import elsewhere
 
 
-def _survey(n: Names, queues: Sequence[str]) -> Plan[tuple[Ring, dict[str, QueueSettings]]]:
+def _survey(n: Names, queues: Sequence[str], *, glance: bool = False) -> Plan[tuple[Ring, dict[str, QueueSettings]]]:
     """The segments that hold work or take it, oldest first, with the version they belong to, and the settings of the queues.
 
     The version comes from the open segment's own row, so a ring that changes meanwhile is reported by the next claim as
     newer.
     """
     rows = yield Statement(
-        "survey",
+        f"survey{'.glance' if glance else ''}",
         f"""
-SELECT version, segments, {_held(n)}, queues, stripes, paused
+SELECT version, segments, {_used(n) if glance else _held(n)}, queues, stripes, paused
 FROM (SELECT max(version) FILTER (WHERE state = 'open') * 256 + max(seg) FILTER (WHERE state = 'open') AS version,
              array_agg(seg ORDER BY version, seg) AS segments
       FROM {n.s}.segments WHERE state <> 'free' AND NOT quiet) ring
@@ -51,12 +51,21 @@ def _held(n: Names) -> str:
        (SELECT FROM {n.s}.scheduled_jobs s WHERE s.queue = q ORDER BY s.queue, s.run_at LIMIT 1)) held))"""
 
 
-def survey(n: Names, queues: Sequence[str]) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
-    """The segments and the settings of the queues as they are now.
+def _used(n: Names) -> str:
+    """SQL: whether the tables of canonical storage have ever held a row. Asks the file system, and reads none."""
+    if n.canonical:
+        return "false"
+    sizes = (f"pg_relation_size({n.text(table)}::regclass)" for table in ("jobs_hot", "scheduled_jobs"))
+    return f"{' + '.join(sizes)} > 0"
 
-    Atomic, so that it is READ COMMITTED: a serializable look into canonical storage makes others fail for it.
+
+def survey(n: Names, queues: Sequence[str], *, glance: bool) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
+    """The segments and the settings of the queues as they are now. glance: without a look into canonical storage.
+
+    That look is atomic, so that it is READ COMMITTED: a serializable one makes others fail for it.
     """
-    return Op("survey", lambda: _survey(n, queues), atomic=not n.canonical, safe_to_retry=True)
+    is_atomic = not (n.canonical or glance)
+    return Op("survey", lambda: _survey(n, queues, glance=glance), atomic=is_atomic, safe_to_retry=True)
 
 
 def register(n: Names, worker: WorkerInfo) -> Op[Registration]:

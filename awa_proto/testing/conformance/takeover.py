@@ -78,6 +78,17 @@ async def a_worker_is_told_whether_canonical_storage_holds_anything(kit: RingKit
     assert (await held("q"), await held("other")) == (True, False)
 
 
+async def a_glance_tells_whether_canonical_storage_was_ever_used(kit: RingKit) -> None:
+    """By one statement that reads nothing of it."""
+    ring, _ = await kit.run(kit.store.survey(["q"], glance=True))
+    assert not ring.canonical
+    await taken_over(kit)
+    ring, _ = await kit.run(kit.store.survey(["nothing"], glance=True))
+    assert ring.canonical
+    ring, _ = await kit.run(rows(kit).store.survey(["q"], glance=True))
+    assert not ring.canonical, "its own workers look there anyway"
+
+
 async def nothing_is_asked_of_canonical_storage_while_it_is_empty(kit: RingKit) -> None:
     """A claim, a promotion and a flush are the statements they always were."""
     await kit.enqueue(1)
