@@ -17,7 +17,7 @@ from awa_proto.worker.dispatch import Dispatcher
 from awa_proto.worker.events import Lane
 from awa_proto.worker.timers import Timer
 
-EVERY: Final = 15.0
+EVERY: Final = 20.0
 WHILE_PAUSED: Final = 5.0
 """Seconds until a resume is noticed whose notification was lost. A pause needs no notice: the claim itself heeds it."""
 _APART: Final = 0.5
