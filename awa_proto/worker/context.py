@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from awa_proto.errors import DatabaseError
@@ -25,7 +25,7 @@ class Context:
     random: floats in [0, 1), the only source of chance. follow_ups: those registered for the kinds of this worker.
     tally: what is counted. last_error: the newest failure, for health. living: what the heartbeat and the worker tell each
     other.
-    is_rebasing: a dump of another cluster is made right.
+    is_rebasing: a dump of another cluster is made right. kinds: those this worker has a handler for; None when it does not say.
     """
 
     store: Store
@@ -41,3 +41,4 @@ class Context:
     last_error: DatabaseError | None = None
     is_rebasing: bool = False
     living: Living = field(default_factory=Living)
+    kinds: Collection[str] | None = None

@@ -19,6 +19,7 @@ the time to beat.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -171,6 +172,12 @@ class Rescue:
                 "an attempt was rescued; its job fails for good" if is_last else "an attempt was rescued; its job runs again",
                 **about(attempt), reason=str(self._reason),
             )  # fmt: skip
+            if context.kinds is not None and attempt.kind not in context.kinds:
+                context.report.warn(
+                    now, f"rescued unknown kind: {attempt.kind}", "this worker leads and does not know the kind of a job it"
+                    " rescued; hooks and follow-ups that others have registered for it are not run", quiet=math.inf,
+                    job=attempt.id, kind=attempt.kind, queue=attempt.queue, attempt=attempt.attempt,
+                )  # fmt: skip
             if attempt.kind in context.hooked.kinds:
                 context.hooked.tell(rescued(each))
                 if is_last:

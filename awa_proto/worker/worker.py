@@ -135,6 +135,7 @@ class WorkerMachine:
             store, config, random, self._lanes, self._timers, self._report, DatabaseClock(), Hooked(hooked, self._out),
             follow_ups or FollowUps.none(), self._tally,
         )  # fmt: skip
+        self._context.kinds = tasks
         self._queues = {
             name: ServedQueue(name, queue, config.poll_interval, random) for name, queue in config.queues.items()
         }

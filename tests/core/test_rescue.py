@@ -312,6 +312,20 @@ def silent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.store, "find_stale", lambda _, limit, after: find(-1.0, limit, after))
 
 
+def test_a_leader_that_does_not_know_the_kind_of_a_rescued_job_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(None, None, None)
+    silent(bench, monkeypatch)
+    bench.context.kinds = {"k"}
+    bench.look()
+    assert [key for key in bench.keys if "unknown kind" in key] == []
+    bench = Bench(None, None, None)
+    silent(bench, monkeypatch)
+    bench.context.kinds = {"others"}
+    bench.look()
+    bench.look(now=10_000.0)
+    assert [key for key in bench.keys if "unknown kind" in key] == ["rescued unknown kind: k"]
+
+
 def test_for_a_while_after_the_database_was_away_nobody_is_taken_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(None)
     silent(bench, monkeypatch)
