@@ -31,7 +31,7 @@ test: .venv/.has-test
 # What each of the four drivers goes through, on each PostgreSQL there is; AWA_CHAOS_SEED=... repeats what chance chose.
 chaos: .venv/.has-test
 	AWA_CHAOS_SEED=$${AWA_CHAOS_SEED:-$$(date +%s)} AWA_CHAOS_KILLS=25 AWA_CHAOS_RESTARTS=5 AWA_CHAOS_CRASHES=10 \
-		$(BIN)/python -m pytest tests/chaos $(CHAOS_ARGS)
+		$(BIN)/python -m pytest tests/chaos -rP $(CHAOS_ARGS)
 
 # Another Python: what needs no server, and a smoke test of what does. `found` is empty where that Python is missing.
 test-3.%:

@@ -59,10 +59,15 @@ class Field:
     # waiting
 
     def until(self, holds: Callable[[], object], what: str) -> None:
-        """Ask again and again until it holds; meanwhile read the books, and replace workers that jobs have killed."""
-        end = time.monotonic() + PATIENCE
+        """Ask again and again until it holds; meanwhile read the books, and replace workers that jobs have killed.
+
+        Patience is for a field in which no attempt ends.
+        """
+        ended, end = -1, 0.0
         while True:
             self._tend()
+            if self.account.ended > ended:
+                ended, end = self.account.ended, time.monotonic() + PATIENCE
             if holds():
                 return
             if time.monotonic() > end:
@@ -175,6 +180,7 @@ class Field:
         for name, process in [*self._workers.items()]:
             if not self._is_closing and process.poll() is not None:
                 assert process.poll() == -9, f"{name} ended by itself, with {process.poll()}"
+                self._look_into(name)  # what it wrote since, before a job killed it
                 assert name in self.account.deaths, f"nobody killed {name}"
                 del self._workers[name]
                 self._hire("work", self._workers)

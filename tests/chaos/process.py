@@ -65,7 +65,7 @@ def produce(member: Member, book: Book, number: int) -> None:
     its numbers stay in doubt.
     """
     chance = random.Random(number)
-    while signal.sigtimedwait({signal.SIGTERM}, 0.05) is None:
+    while signal.sigtimedwait({signal.SIGTERM}, 0.1) is None:
         batch = range(number, number + chance.randint(1, 20))
         number = batch.stop
         is_unique = chance.random() < 0.5

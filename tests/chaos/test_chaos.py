@@ -1,7 +1,7 @@
 """Workers are killed, servers crash and are restarted, connections end: no job is lost, none runs twice without a cause.
 
 The short form is part of the tests; `make chaos` is the long one. AWA_CHAOS_KILLS, AWA_CHAOS_RESTARTS and AWA_CHAOS_CRASHES say
-what each driver goes through, AWA_CHAOS_SEED what is chosen by chance; figures are printed when it is given.
+what each driver goes through, AWA_CHAOS_SEED what is chosen by chance.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,7 @@ def fragile(request: pytest.FixtureRequest, open_directory: Path) -> Iterator[Se
 @pytest.mark.parametrize("seed", [SEED])
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_no_job_is_lost_and_none_runs_twice_without_a_cause(
-    fragile: Server, tmp_path: Path, flavour: str, seed: str, capsys: pytest.CaptureFixture[str]
+    fragile: Server, tmp_path: Path, flavour: str, seed: str
 ) -> None:
     with Field(fragile, tmp_path, flavour, seed) as field:
         kills = [field.kill_mid_batch, field.kill_mid_flush, field.kill_mid_claim]
@@ -57,8 +56,7 @@ def test_no_job_is_lost_and_none_runs_twice_without_a_cause(
         field.progress()
         field.finish()
         twice = field.account.check(field.rows())
-    with capsys.disabled() if "AWA_CHAOS_SEED" in os.environ else nullcontext():
-        print(f"\n{flavour}, seed {seed}: {_figures(field, faults, twice)}")
+    print(f"{flavour}, seed {seed}: {_figures(field, faults, twice)}")
 
 
 def _figures(field: Field, faults: list[Callable[[], None]], twice: Counter[str]) -> str:
