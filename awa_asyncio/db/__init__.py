@@ -194,6 +194,7 @@ class Database:
         channel: str | None = None,
         notified: Callable[[str], object] | None = None,
         lost: Callable[[DatabaseError], object] | None = None,
+        opened: Callable[[int], object] | None = None,
     ) -> Lane:
         """A connection of its own for one purpose of a worker.
 
@@ -201,10 +202,13 @@ class Database:
         channel: LISTEN to it from the moment the connection opens, which is when the first Op runs.
         notified: called with the payload of each notification.
         lost: called once when the connection breaks, in use or not.
+        opened: called with the number of the server process, as it said it, whenever a connection was opened.
         """
         if self._connect is None:
             raise ConfigurationError(f"the lane {name!r} needs a connection of its own: give dsn= beside pool=")
-        return Lane(self._connect, self._preparing, self._seconds, channel=channel, notified=notified, lost=lost)
+        return Lane(
+            self._connect, self._preparing, self._seconds, channel=channel, notified=notified, lost=lost, opened=opened
+        )
 
     def _learn_from(self, error: BaseException) -> None:
         self._preparing.learn_from(error)

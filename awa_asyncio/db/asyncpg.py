@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random as _random
 import socket
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, TypeAlias, cast
@@ -78,6 +79,22 @@ class Database(db.Database):
         )
 
 
+class _Named(asyncpg.Connection):  # type: ignore[misc]  # it ships no type information
+    """A connection whose prepared statements have names that no other one's have.
+
+    asyncpg counts them in each process. A transaction pooler that keeps no account of them would let one connection run what
+    another has prepared under that name; so it says that there is none.
+    """
+
+    __slots__ = ("_apart", "_count")
+
+    def _get_unique_id(self, prefix: str) -> str:
+        if not hasattr(self, "_apart"):
+            self._apart, self._count = uuid.uuid4().hex, 0
+        self._count += 1
+        return f"__awa_{prefix}_{self._apart}_{self._count:x}__"
+
+
 class _Link:
     """One asyncpg connection."""
 
@@ -100,6 +117,11 @@ class _Link:
     @property
     def clean(self) -> bool:
         return self.connection.is_closed() or (self._answered and not self.connection.is_in_transaction())
+
+    @property
+    def server_pid(self) -> int:
+        pid: int = self.connection.get_server_pid()
+        return pid
 
     async def perform(self, step: Step) -> Any:
         if isinstance(step, Statement):
@@ -254,6 +276,7 @@ async def _connect(dsn: str | None, seconds: float, *, prepare: bool) -> _Librar
         return await connect(
             dsn,
             timeout=seconds,
+            connection_class=_Named,
             statement_cache_size=100 if prepare else 0,
             max_cached_statement_lifetime=0,  # the SQL of an Op never changes, so nothing in the cache grows old
             max_cacheable_statement_size=0,  # no limit

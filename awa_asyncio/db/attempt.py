@@ -36,6 +36,11 @@ class Link(Pooled, Closable, Protocol):
         """Whether no transaction is open and no statement is running, for certain."""
         ...
 
+    @property
+    def server_pid(self) -> int:
+        """The number of the server process, as it was said when the connection was made."""
+        ...
+
     async def perform(self, step: Step) -> Any:
         """The answer to what a plan yielded."""
         ...

@@ -30,6 +30,7 @@ class Lane:
         channel: str | None,
         notified: Callable[[str], object] | None,
         lost: Callable[[DatabaseError], object] | None,
+        opened: Callable[[int], object] | None = None,
     ) -> None:
         self._connect = connect
         self._preparing = preparing
@@ -37,6 +38,7 @@ class Lane:
         self._channel = channel
         self._notified = notified
         self._lost = lost
+        self._opened = opened
         self._link: Link | None = None
         self._turn = asyncio.Lock()
 
@@ -80,6 +82,8 @@ class Lane:
             link.close()
             raise
         self._link = link
+        if self._opened is not None:
+            self._opened(link.server_pid)
         if self._lost is not None or self._channel is not None:
             link.watch(partial(self._drop, link))
         return link

@@ -36,6 +36,7 @@ from awa_proto.driving.psycopg_connections import (
     is_clean,
     is_silent,
     listen_statement,
+    name_apart,
     receive,
 )
 from awa_proto.driving.psycopg_errors import connecting_failed, statement_failed, value_refused
@@ -108,6 +109,7 @@ class _Link:
             adapt(connection.adapters)
         self._preparing = preparing
         self._prepared = preparing.on
+        name_apart(connection)
         self._cursor = self._new_cursor()
         self._busy = False  # whether a task waits for the socket, which must then not be closed under it
         self._cut = False  # whether the socket was shut down
@@ -135,6 +137,10 @@ class _Link:
     @property
     def clean(self) -> bool:
         return is_clean(self.connection.pgconn)
+
+    @property
+    def server_pid(self) -> int:
+        return self.connection.pgconn.backend_pid
 
     async def perform(self, step: Step) -> Any:
         return await shielded(self, self._alone(self._perform(step)), None, interrupt=True)

@@ -5,6 +5,9 @@ All of it works on the `PGconn` inside, which has no opinion on event loops.
 
 from __future__ import annotations
 
+import os
+from typing import Any, Final
+
 import psycopg
 from psycopg import errors, generators, sql
 from psycopg.abc import PQGen
@@ -20,6 +23,8 @@ from awa_proto.plan import Copy, Statement
 ENCODING = "utf8"
 """The client_encoding of every connection of ours. Values and the chunks of a COPY are written in it, so one that another
 encoding was agreed on for (PGCLIENTENCODING, a DSN) would store other text than it was given."""
+
+_APART: Final = 2**56
 
 
 def check_conninfo(dsn: str) -> None:
@@ -62,6 +67,17 @@ def encoding(pgconn: PGconn) -> str:
 def speaks_utf8(pgconn: PGconn) -> bool:
     """Whether text crosses as UTF-8."""
     return pgconn.parameter_status(b"client_encoding") == b"UTF8"
+
+
+def name_apart(connection: Any) -> None:
+    """Let its prepared statements have names that no other connection's have.
+
+    psycopg counts from 0 in each. A transaction pooler that keeps no account of them would let one connection run what another
+    has prepared under that name; so it says that there is none.
+    """
+    manager = connection._prepared  # noqa: SLF001  there is no public way
+    if manager._prepared_idx < _APART:  # noqa: SLF001
+        manager._prepared_idx += _APART + int.from_bytes(os.urandom(7), "big")  # noqa: SLF001
 
 
 def is_silent(pgconn: PGconn) -> bool:

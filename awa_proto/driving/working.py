@@ -11,7 +11,7 @@ from awa_proto.errors import DatabaseError
 from awa_proto.events import AnyEvent
 from awa_proto.outcome import Returned
 from awa_proto.plan import Op
-from awa_proto.worker.events import Emit, Event, Lane, ListenLost, Reason, Woken
+from awa_proto.worker.events import Emit, Event, Lane, ListenLost, ListenOpened, Reason, Woken
 
 T = TypeVar("T")
 L_co = TypeVar("L_co", covariant=True)
@@ -67,8 +67,9 @@ class LaneDatabase(Protocol[L_co]):
         channel: str | None = None,
         notified: Callable[[str], object] | None = None,
         lost: Callable[[DatabaseError], object] | None = None,
+        opened: Callable[[int], object] | None = None,
     ) -> L_co:
-        """A lane; with a channel it LISTENs there and reports payloads, and its own loss."""
+        """A lane; with a channel it LISTENs there and reports payloads, its own loss, and of which server process it is."""
         ...
 
 
@@ -81,6 +82,7 @@ def open_lane(database: LaneDatabase[T], name: Lane, channel: str, put: Callable
         channel=channel,
         notified=lambda payload: put(Woken(payload or None)),
         lost=lambda error: put(ListenLost(error)),
+        opened=lambda pid: put(ListenOpened(pid)),
     )
 
 

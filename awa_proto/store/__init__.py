@@ -435,8 +435,12 @@ class Store(Protocol):
         """
         ...
 
-    def withdraw(self) -> Op[None]:
-        """Say that it is awake again and polls by itself."""
+    def withdraw(self) -> Op[int | None]:
+        """Say that it is awake again and polls by itself. The number of the server process that heard it, if there is one."""
+        ...
+
+    def echo(self, payload: str) -> Op[None]:
+        """Send a notification that no queue is named by, for who wants to know whether it arrives."""
         ...
 
     # people

@@ -177,9 +177,13 @@ class MemoryStore:
         """Say that this worker sleeps and wants to be woken for these queues."""
         return _op("announce", lambda: self._sleep(frozenset(queues)), safe_to_retry=True)
 
-    def withdraw(self) -> Op[None]:
+    def withdraw(self) -> Op[int | None]:
         """Say that it is awake again."""
         return _op("withdraw", lambda: self._sleep(frozenset()), safe_to_retry=True)
+
+    def echo(self, payload: str) -> Op[None]:  # noqa: ARG002
+        """Nobody is between a worker and this store, so nobody asks."""
+        return _op("echo", lambda: None, safe_to_retry=True)
 
     def _sleep(self, queues: frozenset[str]) -> None:
         """Runs on the listening connection, which is opened for it when there is none."""

@@ -94,6 +94,13 @@ class ListenLost:
 
 
 @dataclass(frozen=True, slots=True)
+class ListenOpened:
+    """A listening connection was opened. pid: the number of its server process, as the other side said; 0 for unknown."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """Stop: no new claims, running jobs get `grace` seconds. A second one, with less grace, shortens it.
 
@@ -120,7 +127,7 @@ class Pinged:
     number: int
 
 
-Event: TypeAlias = "OpDone | OpFailed | JobEnded | Woken | ListenLost | StopAsked | DrainAsked | Pinged"
+Event: TypeAlias = "OpDone | OpFailed | JobEnded | Woken | ListenLost | ListenOpened | StopAsked | DrainAsked | Pinged"
 
 
 # outputs

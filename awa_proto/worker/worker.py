@@ -68,6 +68,7 @@ from awa_proto.worker.events import (
     JobEnded,
     Lane,
     ListenLost,
+    ListenOpened,
     OpDone,
     OpFailed,
     Output,
@@ -167,7 +168,7 @@ class WorkerMachine:
             Timer.CLAIM: _settles,
             Timer.PROMOTE: self._promoter.ask,
             Timer.SURVEY: self._surveyor.ask,
-            Timer.LISTEN: lambda _: self._listener.tick(),
+            Timer.LISTEN: self._listener.tick,
             Timer.ADOPT: lambda _: self._adopter.ask(),
             Timer.LEAD: self._leader.ask,
             Timer.DECLARE: self._declarer.look,
@@ -314,6 +315,8 @@ class WorkerMachine:
                 self._woken(name, now)
             case ListenLost(error=error):
                 self._listener.lost(error, now)
+            case ListenOpened(pid=pid):
+                self._listener.opened(pid)
             case StopAsked(grace=grace):
                 self._lifecycle.stop(grace, now)
             case DrainAsked(token=token):
@@ -332,6 +335,8 @@ class WorkerMachine:
                 queue.wake(now)
         elif name in self._queues:
             self._queues[name].hear(now)
+        elif self._listener.hears(name, now):
+            return
         elif (fence := Woken.cancelled_attempt(name)) is not None:
             self._dispatcher.cancelled(fence)
             return

@@ -45,6 +45,7 @@ class Lane:
         channel: str | None,
         notified: Callable[[str], object] | None,
         lost: Callable[[DatabaseError], object] | None,
+        opened: Callable[[int], object] | None = None,
     ) -> None:
         self._connect = connect
         self._preparing = preparing
@@ -52,6 +53,7 @@ class Lane:
         self._channel = channel
         self._notified = notified
         self._lost = lost
+        self._opened = opened
         self._line: _Line | None = None
         self._turn = threading.RLock()
 
@@ -105,6 +107,8 @@ class Lane:
             session.close()
             raise
         self._line = _Line(session, listener)
+        if self._opened is not None:
+            self._opened(session.connection.pgconn.backend_pid)
         return session
 
     def _is_alive(self, session: Session) -> bool:

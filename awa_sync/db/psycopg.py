@@ -176,6 +176,7 @@ class Database:
         channel: str | None = None,
         notified: Callable[[str], object] | None = None,
         lost: Callable[[DatabaseError], object] | None = None,
+        opened: Callable[[int], object] | None = None,
     ) -> Lane:
         """A connection of its own for one purpose of a worker.
 
@@ -183,11 +184,12 @@ class Database:
         channel: LISTEN to it from the moment the connection opens, which is when the first Op runs.
         notified: called with the payload of each notification, in whichever thread it arrives.
         lost: called once when the connection breaks, in use or not; in whichever thread notices.
+        opened: called with the number of the server process, as it said it, whenever a connection was opened.
         """
         if self._lanes is None:
             raise ConfigurationError(f"the lane {name!r} needs a connection of its own: give dsn= beside pool=")
         connect = partial(self._lanes.connect, name=name)
-        return Lane(connect, self._lanes.preparing, self._seconds, channel, notified, lost)
+        return Lane(connect, self._lanes.preparing, self._seconds, channel, notified, lost, opened)
 
     def _learn_from(self, error: BaseException) -> None:
         self._pool.preparing.learn_from(error)

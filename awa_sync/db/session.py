@@ -28,6 +28,7 @@ from awa_proto.driving.psycopg_connections import (
     is_clean,
     is_silent,
     listen_statement,
+    name_apart,
 )
 from awa_proto.driving.psycopg_errors import statement_failed, value_refused
 from awa_proto.driving.psycopg_values import adapt
@@ -52,6 +53,7 @@ class Session:
     def __init__(self, connection: psycopg.Connection[Any], preparing: Preparing) -> None:
         self.connection = connection
         self._prepared = preparing.on
+        name_apart(connection)
         self._in_transaction = False  # of ours, so that a failure before COMMIT means that nothing was done
         self._seconds = GRACE
         self._settling = False

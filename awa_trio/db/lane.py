@@ -38,6 +38,7 @@ class Lane:
         channel: str | None,
         notified: Callable[[str], object] | None,
         lost: Callable[[DatabaseError], object] | None,
+        opened: Callable[[int], object] | None = None,
     ) -> None:
         self._connect = connect
         self._preparing = preparing
@@ -45,6 +46,7 @@ class Lane:
         self._channel = channel
         self._notified = notified
         self._lost = lost
+        self._opened = opened
         self._session: Session | None = None
         self._turn = Turn()
         self._watching = trio.CancelScope()
@@ -87,6 +89,8 @@ class Lane:
             session.connection.abandon()
             raise
         self._session = session
+        if self._opened is not None:
+            self._opened(session.connection.pgconn.backend_pid)
         return session
 
     def _is_alive(self, session: Session) -> bool:

@@ -176,6 +176,7 @@ class Database:
         channel: str | None = None,
         notified: Callable[[str], object] | None = None,
         lost: Callable[[DatabaseError], object] | None = None,
+        opened: Callable[[int], object] | None = None,
     ) -> Lane:
         """A connection of its own for one purpose of a worker.
 
@@ -183,9 +184,10 @@ class Database:
         channel: LISTEN to it from the moment the connection opens, which is when the first Op runs.
         notified: called with the payload of each notification.
         lost: called once when the connection breaks, in use or not.
+        opened: called with the number of the server process, as it said it, whenever a connection was opened.
         """
         connect = partial(self._lanes.connect, name=name)
-        return Lane(connect, self._lanes.preparing, self._seconds, channel, notified, lost)
+        return Lane(connect, self._lanes.preparing, self._seconds, channel, notified, lost, opened)
 
     def _learn_from(self, error: BaseException) -> None:
         self._pool.preparing.learn_from(error)

@@ -22,7 +22,14 @@ from psycopg.pq import Format
 from psycopg.rows import tuple_row
 
 from awa_proto.driving.ops import Preparing, drive_awaited
-from awa_proto.driving.psycopg_connections import copy_statement, has_rows, is_clean, is_silent, listen_statement
+from awa_proto.driving.psycopg_connections import (
+    copy_statement,
+    has_rows,
+    is_clean,
+    is_silent,
+    listen_statement,
+    name_apart,
+)
 from awa_proto.driving.psycopg_errors import statement_failed, value_refused
 from awa_proto.driving.psycopg_values import adapt
 from awa_proto.errors import DatabaseError
@@ -43,6 +50,7 @@ class Session:
     def __init__(self, connection: TrioConnection[Any], preparing: Preparing) -> None:
         self.connection = connection
         self._prepared = preparing.on
+        name_apart(connection)
         self._in_transaction = False  # of ours, so that a failure before COMMIT means that nothing was done
         self._cursor = AsyncRawCursor(connection, row_factory=tuple_row)
         self._cursor.format = Format.BINARY

@@ -128,6 +128,7 @@ class MemoryDatabase:
         channel: str | None = None,
         notified: Callable[[str], object] | None = None,
         lost: Callable[[DatabaseError], object] | None = None,
+        opened: Callable[[int], object] | None = None,
     ) -> Any:
         """A lane of the kind the driver needs."""
         return (_BlockingLane if self._blocking else _AsyncLane)(self, name)

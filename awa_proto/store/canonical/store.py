@@ -158,8 +158,11 @@ class CanonicalStore:
     def announce(self, queues: Sequence[str], held: Sequence[str] = ()) -> Op[None]:
         return listening.announce(self._names, queues, held)
 
-    def withdraw(self) -> Op[None]:
+    def withdraw(self) -> Op[int | None]:
         return listening.withdraw()
+
+    def echo(self, payload: str) -> Op[None]:
+        return listening.echo(self._names, payload)
 
     # A job is looked for in both engines, whichever a client is of.
 

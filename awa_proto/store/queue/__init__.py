@@ -161,8 +161,11 @@ class QueueStore:
     def announce(self, queues: Sequence[str], held: Sequence[str] = ()) -> Op[None]:
         return listening.announce(self._names, queues, held)
 
-    def withdraw(self) -> Op[None]:
+    def withdraw(self) -> Op[int | None]:
         return listening.withdraw()
+
+    def echo(self, payload: str) -> Op[None]:
+        return listening.echo(self._names, payload)
 
     def get_job(self, id: int) -> Op[JobRow | None]:
         return reads.get_job(self._names, id)

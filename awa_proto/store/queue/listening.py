@@ -36,13 +36,23 @@ def announce(n: Names, queues: Sequence[str], held: Sequence[str]) -> Op[None]:
     return Op("announce", plan)
 
 
-def withdraw() -> Op[None]:
-    """Say that it is awake again."""
+def withdraw() -> Op[int | None]:
+    """Say that it is awake again. The number of the server process that heard it."""
 
-    def plan() -> Plan[None]:
-        yield Statement("withdraw", "SELECT pg_advisory_unlock_all()")
+    def plan() -> Plan[int | None]:
+        [(pid, _)] = yield Statement("withdraw", "SELECT pg_backend_pid(), pg_advisory_unlock_all()")
+        return int(pid)
 
     return Op("withdraw", plan, safe_to_retry=True)
+
+
+def echo(n: Names, payload: str) -> Op[None]:
+    """A notification that says nothing: does it arrive?"""
+
+    def plan() -> Plan[None]:
+        yield Statement("echo", f"SELECT {n.notify('$1::text')}", (payload,))
+
+    return Op("echo", plan, safe_to_retry=True)
 
 
 def tell_ended(n: Names, attempts: Sequence[Attempt]) -> Op[None]:
