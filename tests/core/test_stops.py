@@ -28,7 +28,9 @@ def stopped_at(point: int, later: float, grace: float) -> bool:
 
     world.interfere = interfere
     process.start()
-    world.run_until(lambda: process.stopped is not None or set(world.states.values()) == {JobState.COMPLETED}, at_most=60)
+    world.run_until(
+        lambda: process.stopped is not None or set(world.states.values()) == {JobState.COMPLETED}, at_most=60
+    )
     if process.stopped is None:
         return False
     assert process.stopped.clean, point
@@ -37,7 +39,9 @@ def stopped_at(point: int, later: float, grace: float) -> bool:
         if row.state is JobState.COMPLETED:
             assert row.attempt == 1
         else:
-            assert (row.state, row.attempt) == (JobState.AVAILABLE, 0), f"point {point}: nothing running, no attempt burned"
+            assert (row.state, row.attempt) == (JobState.AVAILABLE, 0), (
+                f"point {point}: nothing running, no attempt burned"
+            )
     Process(world, WorkerConfig({"q": QueueConfig(2)})).start()
     world.run_until(lambda: set(world.states.values()) == {JobState.COMPLETED}, at_most=60)
     assert {row.attempt for row in world.rows} == {1}
