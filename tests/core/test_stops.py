@@ -7,8 +7,9 @@ import itertools
 import pytest
 
 from awa_proto.job import JobState
+from awa_proto.testing.faults import Faults
 from awa_proto.testing.process import Process
-from awa_proto.testing.simulator import Faults, Job, Simulation
+from awa_proto.testing.simulator import Job, Simulation
 from awa_proto.worker.config import QueueConfig, WorkerConfig
 from awa_proto.worker.events import RunOp
 

@@ -1,0 +1,128 @@
+"""What happens to servers and their connections, a test for each: the same process works again, and its health says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+import awa_proto as awa
+from awa_sync.cli.embedded import Server
+from tests.fleet.members import FLAVOURS, Gate, Member
+from tests.fleet.server import ask, terminate_all, until
+
+
+def works(member: Member, ran: list[int]) -> Callable[[], None]:
+    """Asserts that a job is run, again and again until it can be enqueued."""
+
+    def check() -> None:
+        n = len(ran) + 1
+
+        def enqueued() -> bool:
+            try:
+                member.call("insert", {"kind": "note", "n": n}, queue="q")
+            except awa.DatabaseError:
+                return False
+            return True
+
+        until(enqueued, "an insert that succeeds")
+        until(lambda: n in ran, "the job to be run")
+
+    return check
+
+
+def is_connected(crew: Any) -> bool:
+    return bool(crew.worker.health().database.connected)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_server_that_becomes_read_only_is_said_and_left_when_it_is_writable_again(
+    database: str, flavour: str
+) -> None:
+    """As after a failover to a standby: 25006, on connections that are open and on new ones."""
+    ran: list[int] = []
+    name = database.split("/")[3].split("?", maxsplit=1)[0]
+    with Member(flavour, database) as member:
+        member.call("migrate")
+        member.handle("note", lambda job: ran.append(job.args["n"]))
+        check = works(member, ran)
+        with member.worker({"q": 2}, poll_interval=0.1) as crew:
+            check()
+            ask(database, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+            terminate_all(database)
+            until(lambda: not is_connected(crew), "a worker that has noticed")
+            until(lambda: crew.worker.health().database.failure is awa.Failure.READ_ONLY, "its reason")
+            found = member.call("health")
+            assert (found.is_healthy, found.store.read_only) == (False, True)
+            assert "the server is read-only" in found.problems
+            with psycopg.connect(database, autocommit=True, options="-c default_transaction_read_only=off") as admin:
+                admin.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only".encode())
+            check()
+            until(lambda: is_connected(crew) and crew.worker.health().is_healthy, "a healthy worker")
+            assert crew.worker.health().counts["awa.database.reconnected"] >= 1
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_backends_that_are_terminated_are_replaced_and_counted(database: str, flavour: str) -> None:
+    ran: list[int] = []
+    with Member(flavour, database) as member:
+        member.call("migrate")
+        member.handle("note", lambda job: ran.append(job.args["n"]))
+        check = works(member, ran)
+        with member.worker({"q": 2}, poll_interval=0.1) as crew:
+            until(lambda: crew.machine.is_listening, "a listening worker")
+            for _ in range(3):
+                terminate_all(database)
+                check()
+                until(lambda: crew.machine.is_listening, "a listening worker")
+            assert crew.worker.health().counts["awa.listen.lost"] >= 3
+            until(lambda: crew.worker.health().is_healthy, "a healthy worker")
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_client_whose_connections_are_all_taken_says_so_and_its_worker_goes_on(database: str, flavour: str) -> None:
+    ran: list[int] = []
+    done = Gate()
+
+    def note(job: Any) -> None:
+        ran.append(job.args["n"])
+        done.open()
+
+    with Member(flavour, database, max_size=1, statement_timeout=0.5) as member:
+        member.call("migrate")
+        member.handle("note", note)
+        with member.worker({"q": 1}, poll_interval=0.1):
+            with member.transaction() as tx:
+                tx("insert", {"kind": "note", "n": 1}, queue="q")
+                with pytest.raises(awa.DatabaseError) as refused:
+                    member.call("get_job", 1)
+                assert refused.value.failure is awa.Failure.UNAVAILABLE
+                found = member.call("health")
+                assert (found.is_healthy, found.store) == (False, None)
+                assert "no connection" in found.problems[0]
+            done.passed()
+            assert member.call("health").is_healthy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_worker_that_is_there_before_its_server_and_after_a_restart_works(own_server: Server, flavour: str) -> None:
+    ran: list[int] = []
+    with Member(flavour, own_server.dsn) as member:
+        member.call("migrate")
+        own_server.crash()
+        member.handle("note", lambda job: ran.append(job.args["n"]))
+        check = works(member, ran)
+        with member.worker({"q": 2}, poll_interval=0.1) as crew:
+            until(lambda: crew.worker.health().database.failure is awa.Failure.UNAVAILABLE, "a first try")
+            assert crew.worker.health().problems
+            own_server.restart()
+            check()
+            own_server.crash()
+            until(lambda: not is_connected(crew), "a worker that has noticed")
+            assert member.call("health").store is None
+            own_server.restart()
+            check()
+            until(lambda: crew.worker.health().is_healthy, "a healthy worker")
