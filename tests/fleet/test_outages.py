@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -124,5 +126,42 @@ def test_a_worker_that_is_there_before_its_server_and_after_a_restart_works(own_
             until(lambda: not is_connected(crew), "a worker that has noticed")
             assert member.call("health").store is None
             own_server.restart()
+            check()
+            until(lambda: crew.worker.health().is_healthy, "a healthy worker")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_password_that_is_rotated_is_read_anew_from_where_the_dsn_says(
+    own_server: Server, open_directory: Path, flavour: str
+) -> None:
+    ran: list[int] = []
+    [(rules,)] = ask(own_server.dsn, "SHOW hba_file")
+    file = Path(rules)
+    file.write_text(f"local all app scram-sha-256\n{file.read_text()}")
+    passfile = open_directory / "passfile"
+
+    def rotate(password: str) -> None:
+        ask(own_server.dsn, f"ALTER ROLE app PASSWORD '{password}'")
+        terminate_all(own_server.dsn, "usename = 'app'")
+
+    def tell(password: str) -> None:
+        passfile.write_text(f"*:*:*:app:{password}\n")
+        passfile.chmod(0o600)
+
+    ask(own_server.dsn, "CREATE ROLE app LOGIN SUPERUSER PASSWORD 'one'")
+    ask(own_server.dsn, "SELECT pg_reload_conf()")
+    tell("one")
+    dsn = own_server.dsn.replace("://postgres@", "://app@") + f"&passfile={quote(str(passfile), safe='')}"
+    with Member(flavour, dsn) as member:
+        member.call("migrate")
+        member.handle("note", lambda job: ran.append(job.args["n"]))
+        check = works(member, ran)
+        with member.worker({"q": 2}, poll_interval=0.1) as crew:
+            check()
+            rotate("two")
+            until(lambda: crew.worker.health().database.failure is awa.Failure.UNAVAILABLE, "a worker that has noticed")
+            assert member.call("health").store is None
+            tell("two")
             check()
             until(lambda: crew.worker.health().is_healthy, "a healthy worker")
