@@ -642,7 +642,13 @@ class Operations(CronOperations, Generic[C]):
         return self._store.list_kinds()
 
     def queue_stats(self) -> Op[list[QueueStat]]:
-        """How many jobs of each queue are in each state, and how long the oldest has been waiting."""
+        """How many jobs of each queue are in each state, and how long the oldest has been waiting.
+
+        Not of one moment: a job that changes its state meanwhile may be counted twice, or not at all.
+
+        Raises:
+            DatabaseError: See `error.failure`.
+        """
         return self._store.queue_stats()
 
     def health(self) -> Op[StoreHealth]:

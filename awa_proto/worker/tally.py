@@ -33,6 +33,13 @@ class Tally:
         self.counts: Counter[tuple[str, Labels]] = Counter()
         self.sums: Counter[tuple[str, Labels]] = Counter()
 
+    def __repr__(self) -> str:
+        shown = (
+            f"{metric}{{{', '.join(f'{name}={value}' for name, value in labels)}}}: {times}"
+            for (metric, labels), times in sorted(self.counts.items())
+        )
+        return f"Tally({'; '.join(shown)})"
+
     def count(self, metric: str, attributes: Mapping[str, str], times: int = 1, amount: int = 0) -> None:
         """It happened so many times. amount: of what it is about, such as bytes."""
         key = metric, tuple(sorted(attributes.items()))

@@ -6,6 +6,7 @@ from awa_proto.errors import DatabaseError
 from awa_proto.store import Registration, Ring
 from awa_proto.worker.events import Emit, ListenLost, Output
 from awa_proto.worker.report import INFO, QUIET, WARNING, Report
+from awa_proto.worker.tally import Tally
 from tests.core.test_machine import NOON, Bench, of
 
 
@@ -56,3 +57,10 @@ def test_a_listening_connection_that_is_lost_again_and_again_does_not_fill_the_l
             bench.failed("withdraw", "08001")
     told = [emit.level for emit in of(Emit, bench.said) if emit.key.startswith("listen failed")]
     assert told == [WARNING, INFO, WARNING]
+
+
+def test_a_tally_shows_what_it_has_counted() -> None:
+    tally = Tally()
+    tally.count("awa.job.completed", {"awa.job.queue": "q", "awa.job.kind": "k"}, 3)
+    tally.count("awa.job.completed", {"awa.job.kind": "k", "awa.job.queue": "q"})
+    assert repr(tally) == "Tally(awa.job.completed{awa.job.kind=k, awa.job.queue=q}: 4)"
