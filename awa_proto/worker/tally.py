@@ -33,6 +33,7 @@ class Tally:
         self.counts: Counter[tuple[str, Labels]] = Counter()
         self.sums: Counter[tuple[str, Labels]] = Counter()
 
+    @override
     def __repr__(self) -> str:
         shown = (
             f"{metric}{{{', '.join(f'{name}={value}' for name, value in labels)}}}: {times}"
