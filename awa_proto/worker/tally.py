@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
+from typing_extensions import override
+
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 """Attributes of a metric and their values, by name."""
 
