@@ -36,6 +36,7 @@ class Proxy:
         self._left: int | None = None
         self._threads: list[threading.Thread] = []
         self._sockets: list[socket.socket] = []
+        self._silent: frozenset[socket.socket] = frozenset()
 
     def __enter__(self) -> Self:
         self._start(self._accept)
@@ -53,6 +54,10 @@ class Proxy:
         """End the connection on which the message of that number, from 0, is about to pass; once."""
         with self._lock:
             self._left = message
+
+    def fall_silent(self) -> None:
+        """Swallow whatever is said from now on over connections that are open now, and end none; new ones are as ever."""
+        self._silent = frozenset(self._sockets)
 
     def left(self) -> tuple[int, bool]:
         """How many messages were missing until the cut, and whether there was one. If not, there will be none."""
@@ -99,7 +104,8 @@ class Proxy:
                 if not is_further_row and not self._passes():
                     break
                 before = head[:1]
-                target.sendall(head + body)
+                if source not in self._silent:
+                    target.sendall(head + body)
                 before_length = TYPED
         _end(source)
         _end(target)

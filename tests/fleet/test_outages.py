@@ -12,6 +12,7 @@ import pytest
 
 import awa_proto as awa
 from awa_sync.cli.embedded import Server
+from tests.cuts.proxy import Proxy
 from tests.fleet.members import FLAVOURS, Gate, Member
 from tests.fleet.server import ask, terminate_all, until
 
@@ -106,6 +107,22 @@ def test_a_client_whose_connections_are_all_taken_says_so_and_its_worker_goes_on
                 assert "no connection" in found.problems[0]
             done.passed()
             assert member.call("health").is_healthy
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_half_open_connections_are_found_by_the_deadline_of_a_statement(database: str, flavour: str) -> None:
+    """Nobody says that they are over: what is sent there is heard by nobody."""
+    ran: list[int] = []
+    with Proxy(database) as proxy, Member(flavour, proxy.dsn, statement_timeout=1.0) as member:
+        member.call("migrate")
+        member.handle("note", lambda job: ran.append(job.args["n"]))
+        check = works(member, ran)
+        with member.worker({"q": 2}, poll_interval=0.1) as crew:
+            check()
+            proxy.fall_silent()
+            until(lambda: not is_connected(crew), "a worker that has noticed")
+            check()
+            until(lambda: is_connected(crew), "a worker that is connected again")
 
 
 @pytest.mark.slow
