@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -71,9 +72,17 @@ def pytest_report_header() -> list[str]:
     return [f"PostgreSQL: {', '.join(text for _, text in INSTALLED.values()) or 'no binaries'}; used: {SERVERS}"]
 
 
+_REPEATED = re.compile(r"\b18\b.*(asyncio-psycopg|trio|\bsync\b)|(asyncio-psycopg|trio|\bsync\b).*\b18\b")
+
+
+def _is_slow(path: Path) -> bool:
+    return path.parent.name in {"chaos", "cuts", "fleet"}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a server, before -m selects."""
+    """Mark what needs a server, before -m selects; of what is slow, one flavour on the second server is enough."""
+    items[:] = [item for item in items if not (_is_slow(item.path) and re.search(_REPEATED, item.name))]
     for item in items:
         if {"postgres", "own_server"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("database")

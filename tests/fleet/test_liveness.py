@@ -44,12 +44,11 @@ def victim(flavour: str, dsn: str, scene: str) -> Iterator[subprocess.Popen[str]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.fleet.victim", flavour, dsn, scene], stdout=subprocess.PIPE, text=True
     )
-    try:
-        with process:
+    with process:  # which waits for its end
+        try:
             yield process
+        finally:
             process.kill()
-    finally:
-        process.kill()
 
 
 def test_a_handler_that_blocks_its_loop_for_longer_than_stale_after_keeps_its_job(
