@@ -109,7 +109,7 @@ class _Link:
             adapt(connection.adapters)
         self._preparing = preparing
         self._prepared = preparing.on
-        name_apart(connection)
+        name_apart(connection, os.urandom(7))
         self._cursor = self._new_cursor()
         self._busy = False  # whether a task waits for the socket, which must then not be closed under it
         self._cut = False  # whether the socket was shut down

@@ -5,7 +5,6 @@ All of it works on the `PGconn` inside, which has no opinion on event loops.
 
 from __future__ import annotations
 
-import os
 from typing import Any, Final
 
 import psycopg
@@ -69,15 +68,15 @@ def speaks_utf8(pgconn: PGconn) -> bool:
     return pgconn.parameter_status(b"client_encoding") == b"UTF8"
 
 
-def name_apart(connection: Any) -> None:
-    """Let its prepared statements have names that no other connection's have.
+def name_apart(connection: Any, chance: bytes) -> None:
+    """Let its prepared statements have names that no other connection's have. chance: some random bytes, at most seven.
 
     psycopg counts from 0 in each. A transaction pooler that keeps no account of them would let one connection run what another
     has prepared under that name; so it says that there is none.
     """
     manager = connection._prepared  # noqa: SLF001  there is no public way
     if manager._prepared_idx < _APART:  # noqa: SLF001
-        manager._prepared_idx += _APART + int.from_bytes(os.urandom(7), "big")  # noqa: SLF001
+        manager._prepared_idx += _APART + int.from_bytes(chance, "big")  # noqa: SLF001
 
 
 def is_silent(pgconn: PGconn) -> bool:

@@ -10,6 +10,7 @@ Where a transaction begins and ends is decided here, and in what state a connect
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -53,7 +54,7 @@ class Session:
     def __init__(self, connection: psycopg.Connection[Any], preparing: Preparing) -> None:
         self.connection = connection
         self._prepared = preparing.on
-        name_apart(connection)
+        name_apart(connection, os.urandom(7))
         self._in_transaction = False  # of ours, so that a failure before COMMIT means that nothing was done
         self._seconds = GRACE
         self._settling = False

@@ -73,8 +73,11 @@ class Actor:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
         """A transaction of a random isolation level; an exception rolls it back."""
-        async with self.connection.transaction(isolation=self.rng.choice(LEVELS)):
-            yield
+        try:
+            async with self.connection.transaction(isolation=self.rng.choice(LEVELS)):
+                yield
+        except asyncpg.SerializationError as error:  # raw, where the COMMIT itself is refused
+            raise DatabaseError(str(error), error.sqlstate) from error
 
     async def _perform(self, step: Step) -> Any:
         try:
