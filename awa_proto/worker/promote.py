@@ -23,7 +23,7 @@ from awa_proto.worker.timers import Timer
 
 EVERY: Final = 4.5
 """Longest time between two looks of the leader, in seconds; producers notify about a deferred job that is due sooner."""
-FOLLOWING: Final = 15.0
+FOLLOWING: Final = 20.0
 """The same of the others, who look all the same: the leader may be gone."""
 UNANNOUNCED: Final = 0.5
 """The same while some queue is not announced as asleep, so that nobody notifies: then a statement more is nothing."""
