@@ -176,6 +176,9 @@ class Failure(StrEnum):
     """The server will refuse the same statement again: bad data, missing permission, a bug."""
 
 
+OF_ONE: Final = frozenset({Failure.REFUSED, Failure.UNIQUE_VIOLATION, Failure.BUSY, Failure.TIMED_OUT})
+"""Failures of a batch that one thing in it may cause: the others may succeed without it."""
+
 UNDEFINED_TABLE: Final = "42P01"
 
 _BY_SQLSTATE: dict[str, Failure] = {

@@ -339,7 +339,10 @@ class Process:
         if run.op.name == "finalize":
             return self._execute_flush(ended, flush, fault)
         if run.op.name != "claim":
-            return play(run.op)
+            try:
+                return play(run.op)
+            except DatabaseError as error:
+                return error
         if fault is Fault.OUTRUN:
             return Claimed((), 1, world.time(), frozenset((queue, 0) for queue in self.config.queues))
         claimed: Claimed = play(run.op)

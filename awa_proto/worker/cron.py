@@ -7,16 +7,18 @@ sure that nobody else does. An answer that is lost, or a leader that dies in bet
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from awa_proto.cron.job import CronJob, Fire, fire_of
+from awa_proto.cron.job import MOST_AT_ONCE, CronJob, Fire, fire_of
 from awa_proto.cron.operations import fire
 from awa_proto.error_text import describe
-from awa_proto.errors import ConfigurationError, DatabaseError, Failure
+from awa_proto.errors import OF_ONE, ConfigurationError, DatabaseError
+from awa_proto.worker.backoff import Backoff
 from awa_proto.worker.context import Context
 from awa_proto.worker.events import Lane
-from awa_proto.worker.upkeep import Duty
+from awa_proto.worker.upkeep import FIRST_WAIT, MOST_WAIT, Duty
 
 LOOK_EVERY: Final = 5.0
 """Seconds until a cron job that somebody has just made or changed is known to the leader."""
@@ -24,13 +26,25 @@ SOON: Final = 0.005
 _SILENCE: Final = 3600.0
 
 
-class Cron:
-    """Finds what is due, and enqueues it."""
+@dataclass(slots=True)
+class _Held:
+    """A cron job whose fires could not be enqueued, until when it is left alone."""
 
-    __slots__ = ("_context",)
+    backoff: Backoff
+    until: float = 0.0
+
+
+class Cron:
+    """Finds what is due, and enqueues it.
+
+    What cannot be enqueued stays due, and is tried less and less often; the database may refuse it, or somebody hold its key.
+    """
+
+    __slots__ = ("_context", "_held")
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._held: dict[str, _Held] = {}
 
     def duty(self) -> Duty:
         """Looking."""
@@ -41,6 +55,10 @@ class Cron:
         fires: list[Fire] = []
         wait = LOOK_EVERY
         for job in jobs:
+            held = self._held.get(job.name)
+            if held is not None and held.until > now:
+                wait = min(wait, held.until - now)
+                continue
             try:
                 found = fire_of(job, at)
                 next_fire = None if job.is_paused else job.next_fire(at)
@@ -53,11 +71,13 @@ class Cron:
                 wait = min(wait, (next_fire - at).total_seconds())
         if fires:
             self._fire(fires)
-            wait = SOON if any(len(each.jobs) > 1 for each in fires) else wait  # there may be more to make up for
+            wait = SOON if any(len(each.jobs) == MOST_AT_ONCE for each in fires) else wait  # there may be more of it
         return max(wait, SOON)
 
     def _fire(self, fires: Sequence[Fire]) -> None:
         def done(_: list[str], _now: float) -> None:
+            for each in fires:
+                self._held.pop(each.name, None)
             self._context.report.recovered("cron failed", "cron jobs are enqueued again")
 
         def failed(error: DatabaseError, now: float) -> None:
@@ -66,11 +86,14 @@ class Cron:
         self._context.lanes.run(Lane.UPKEEP, fire(self._context.store, fires), done, failed)
 
     def _not_fired(self, fires: Sequence[Fire], error: DatabaseError, now: float) -> None:
-        """They are still due. One that the database refuses does not hold up the others."""
-        if len(fires) > 1 and error.failure is Failure.REFUSED:
+        """They are still due. One that cannot be enqueued does not hold up the others."""
+        if len(fires) > 1 and error.failure in OF_ONE:
             for each in fires:
                 self._fire([each])
             return
+        for each in fires:
+            held = self._held.setdefault(each.name, _Held(Backoff(FIRST_WAIT, MOST_WAIT, self._context.random)))
+            held.until = now + held.backoff.next()
         self._context.last_error = error
         self._context.report.warn(
             now, "cron failed", "cron jobs could not be enqueued; they stay due", error=str(error)

@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from awa_proto.errors import DatabaseError, Failure
+from awa_proto.errors import OF_ONE, DatabaseError
 from awa_proto.events import RescueReason
 from awa_proto.followup import FollowUp, FollowUpError
 from awa_proto.job import Attempt, JobRow, JobState
@@ -43,8 +43,6 @@ PAGE: Final = 500
 LATE: Final = 1.5
 """Seconds beyond its deadline until an attempt is ended from outside: its own worker does it at the moment itself."""
 _TRIES: Final = 3
-_SPLIT: Final = frozenset({Failure.REFUSED, Failure.UNIQUE_VIOLATION, Failure.BUSY, Failure.TIMED_OUT})
-"""Failures that one attempt may cause for those it is ended with."""
 
 
 def rescues(context: Context, told: Callable[[tuple[int, int]], None]) -> list[Duty]:
@@ -130,11 +128,11 @@ class Rescue:
 
         def failed(error: DatabaseError, now: float) -> None:
             self._context.last_error = error
-            if len(ended) > 1 and error.failure in _SPLIT:
+            if len(ended) > 1 and error.failure in OF_ONE:
                 half = len(ended) // 2
                 for part in (ended[:half], ended[half:]):
                     self._end(part, _TRIES, number)
-            elif tries > 1 and error.failure not in _SPLIT:
+            elif tries > 1 and error.failure not in OF_ONE:
                 self._end(ended, tries - 1, number)
             else:
                 self._context.report.warn(

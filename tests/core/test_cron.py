@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import timedelta
 from typing import Any
 
@@ -109,6 +110,33 @@ def test_thousands_of_missed_moments_come_one_after_the_other_at_once() -> None:
     world.run(world.now + 5.0)
     last = int(world.now)
     assert fired(world, "c") == [float(n) for n in range(last + 1)]
+
+
+@pytest.mark.parametrize("sqlstate", ["22P05", "55P03", "57014"])
+def test_fires_that_cannot_be_enqueued_are_tried_less_and_less_often_and_hold_up_no_other(sqlstate: str) -> None:
+    world = Simulation(9)
+    put(world, "stuck", "* * * * *", "catch_up")
+    first = process(world)
+    world.run(MINUTE + 1.0)
+    first.die()
+    world.run(30 * MINUTE)
+    second = process(world, 2)
+    pass_fires = second.store.pass_fires
+    tried: list[float] = []
+
+    def refuse(fires: Any) -> Any:
+        if any(each.name == "stuck" for each in fires):
+            tried.append(world.now)
+            raise DatabaseError("it cannot be written", sqlstate)
+        return (yield from pass_fires(fires))
+
+    second.store.pass_fires = refuse  # type: ignore[method-assign]
+    put(world, "good", "* * * * *")
+    world.run(world.now + 10 * MINUTE)
+    assert len(fired(world, "good")) >= 10
+    gaps = [later - earlier for earlier, later in itertools.pairwise(tried)]
+    assert 5 <= len(tried) <= 30
+    assert max(gaps) > 30.0
 
 
 def test_a_cron_job_the_leader_cannot_read_is_warned_about_and_holds_up_no_other() -> None:
