@@ -7,32 +7,47 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import lru_cache
+from typing import NamedTuple
 
 from awa_proto.job import JobState
 from awa_proto.plan import Op, Plan, Rows, Statement
 from awa_proto.store.queue.close import CODES
 from awa_proto.store.queue.names import Names
 
-_FAILED = f"{CODES[JobState.FAILED]}, {CODES[JobState.CANCELLED]}"
-_HOT, _COMPLETED = "jobs_hot", "jobs_hot completed"
+
+class _Aged(NamedTuple):
+    """Rows that go by age: of a table, by the moment in a column, those that a condition chooses."""
+
+    table: str
+    at: str
+    which: str = "true"
+
+
+_FAILED = _Aged("failed", "finalized_at")
+_FAILED_ROWS = _Aged(
+    "jobs_hot",
+    "finalized_at",
+    f"state NOT IN (1, 3) AND state IN ({CODES[JobState.FAILED]}, {CODES[JobState.CANCELLED]})",
+)
+_COMPLETED_ROWS = _Aged("jobs_hot", "finalized_at", "state = 3")
+_LETTERS = _Aged("dlq", "dlq_at")
 _BATCH = 1000
 """Most rows a statement deletes."""
 
 
 @lru_cache
-def aged_sql(n: Names, table: str, at: str) -> str:
+def aged_sql(n: Names, aged: _Aged) -> str:
     """$1 seconds, $2 most rows, $3 the moment or NULL and $4 the id to begin after. Its row: how many; where the last was.
 
     By the index on (at, id), oldest first, and with their unique keys. Two that do it at once do not wait for each other,
     nor for who wants one of the keys: such a key is forgotten another time.
     """
+    table, at, which = aged
     after = f"({at}, id) > (coalesce($3::timestamptz, '-infinity'), $4::bigint)"
-    those = {_HOT: f" AND state NOT IN (1, 3) AND state IN ({_FAILED})", _COMPLETED: " AND state = 3"}.get(table, "")
-    table = table.partition(" ")[0]
     return f"""
 WITH old AS MATERIALIZED (
   SELECT id, {at} AS at, decode(extra->'unique'->>0, 'hex') AS key FROM {n.s}.{table}
-  WHERE {at} < statement_timestamp() - $1::float8 * interval '1 s' AND {after}{those}
+  WHERE {at} < statement_timestamp() - $1::float8 * interval '1 s' AND {after} AND {which}
   ORDER BY {at}, id LIMIT $2::int FOR UPDATE SKIP LOCKED
 ),
 gone AS (DELETE FROM {n.s}.{table} WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id),
@@ -47,33 +62,31 @@ SELECT (SELECT count(*) FROM gone)::int, max(at), (array_agg(id ORDER BY at DESC
 
 def prune_failed(n: Names, older_than: float, limit: int) -> Op[int]:
     """Failed and cancelled jobs that ended longer ago than that are gone for good."""
-    return _pruning(n, "prune_failed", ("failed", _HOT), "finalized_at", older_than, limit)
+    return _pruning(n, "prune_failed", (_FAILED, _FAILED_ROWS), older_than, limit)
 
 
 def prune_completed(n: Names, older_than: float, limit: int) -> Op[int]:
     """Completed jobs of canonical storage that ended longer ago than that are gone for good."""
-    return _pruning(n, "prune_completed", (_COMPLETED,), "finalized_at", older_than, limit)
+    return _pruning(n, "prune_completed", (_COMPLETED_ROWS,), older_than, limit)
 
 
 def prune_dlq(n: Names, older_than: float, limit: int) -> Op[int]:
     """Dead letters that became so longer ago than that are gone for good."""
-    return _pruning(n, "prune_dlq", ("dlq",), "dlq_at", older_than, limit)
+    return _pruning(n, "prune_dlq", (_LETTERS,), older_than, limit)
 
 
-def _pruning(n: Names, name: str, tables: tuple[str, ...], at: str, older_than: float, limit: int) -> Op[int]:
+def _pruning(n: Names, name: str, tables: tuple[_Aged, ...], older_than: float, limit: int) -> Op[int]:
     """Each batch begins where the one before ended: below lie dead rows, which a snapshot somebody left open keeps there."""
     done = 0
 
     def plan() -> Plan[int]:
         nonlocal done
-        for table in tables:
+        for aged in tables:
             since: datetime | None = None
             id, more = -(2**63), True
             while more and done < limit:
                 most = min(_BATCH, limit - done)
-                rows: Rows = yield Statement(
-                    f"{name}.{table.partition(' ')[0]}", aged_sql(n, table, at), (older_than, most, since, id)
-                )
+                rows: Rows = yield Statement(f"{name}.{aged.table}", aged_sql(n, aged), (older_than, most, since, id))
                 count, since, id = rows[0]
                 done += count
                 more = count >= most
