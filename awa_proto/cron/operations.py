@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from awa_proto.args import JobArgs
+from awa_proto.args import JobArgs, to_object
 from awa_proto.cron.job import CronJob, Fire, MissedFirePolicy, policy
 from awa_proto.cron.registration import periodic
-from awa_proto.cron.schedule import Schedule
+from awa_proto.cron.schedule import Schedule, checked_zone
 from awa_proto.errors import CronJobNotFound, ValidationError
 from awa_proto.intake import Intake
 from awa_proto.job import JobRow
@@ -152,11 +152,11 @@ class CronOperations:
         if args is not None:
             if not isinstance(args, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ValidationError("args", f"a mapping is needed, not {type(args).__name__}")
-            changes["args"] = self.intake.one(args, {"kind": "cron"})[0].args
+            changes["args"] = to_object("args", args)[0]
         if cron is not None:
             changes["cron"] = Schedule.of(cron, "UTC").cron
         if timezone is not None:
-            changes["timezone"] = Schedule.of("* * * * *", timezone).timezone
+            changes["timezone"] = checked_zone(timezone)
         return self._changed(called, self._store.edit_cron(name("name", called), changes))
 
     def pause_cron_job(self, called: str, /, by: str | None = None) -> Op[CronJob]:

@@ -44,13 +44,7 @@ class Schedule:
         Raises ValidationError for what cannot be read, and for what fires at no time in fifty years; ConfigurationError when
         the library is not installed.
         """
-        found = cls(_short("cron", cron), _short("timezone", timezone))
-        try:
-            _zone(found.timezone)
-        except Exception as error:  # noqa: BLE001  a name can be wrong in many ways, a path among them
-            raise ValidationError(
-                "timezone", f"{found.timezone!r} is no zone that is known here ({describe(error)})"
-            ) from None
+        found = cls(_short("cron", cron), checked_zone(timezone))
         try:
             first = found.after(_SOME_DAY)
         except ConfigurationError:
@@ -124,6 +118,16 @@ class Schedule:
                 break
             found.append(fire)
         return found
+
+
+def checked_zone(timezone: object) -> str:
+    """The name of a zone that is known here. Raises ValidationError."""
+    name = _short("timezone", timezone)
+    try:
+        _zone(name)
+    except Exception as error:  # noqa: BLE001  a name can be wrong in many ways, a path among them
+        raise ValidationError("timezone", f"{name!r} is no zone that is known here ({describe(error)})") from None
+    return name
 
 
 def _short(field: str, value: object) -> str:
