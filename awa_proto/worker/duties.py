@@ -69,7 +69,7 @@ def duties(context: Context, rescued: Callable[[tuple[int, int]], None]) -> list
     return [
         Duty("cluster", HELD_EVERY, store.rebase, rebased),
         Cron(context).duty(),
-        Duty("sweep", SWEEP_EVERY, lambda: store.sweep(SWEPT), _whole(SWEPT)),
+        Duty("sweep", SWEEP_EVERY, lambda: store.sweep(SWEPT), _nothing_more),
         Duty("probe", PROBE_EVERY, store.probe, probed),
         Duty("rotate", ROTATE_EVERY, lambda: store.rotate(retention.completed), rotated),
         Duty("prune", PRUNE_EVERY, lambda: store.prune(retention.completed), pruned),
@@ -78,9 +78,13 @@ def duties(context: Context, rescued: Callable[[tuple[int, int]], None]) -> list
         Duty("completed rows", CLEAN_EVERY, lambda: store.prune_completed(retention.completed, BATCH), _whole(BATCH)),
         Duty("failed jobs", CLEAN_EVERY, lambda: store.prune_failed(retention.failed, BATCH), _whole(BATCH)),
         Duty("attempts", CLEAN_EVERY, lambda: store.prune_attempts(BATCH), _whole(BATCH)),
-        Duty("kinds", HOURLY, lambda: store.prune_kinds(FORGOTTEN_AFTER), _whole(BATCH)),
+        Duty("kinds", HOURLY, lambda: store.prune_kinds(FORGOTTEN_AFTER), _nothing_more),
         Duty("unique keys", CLEAN_EVERY, lambda: store.forget_keys(BATCH, walked), forgot),
     ]
+
+
+def _nothing_more(_: object, _now: float) -> None:
+    """It did all there was to do."""
 
 
 def _whole(most: int) -> Callable[[Any, float], float | None]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from awa_proto.errors import ConfigurationError, ValidationError
+from awa_proto.retention import Retention
 from awa_proto.worker.config import MAX_WORKERS, Liveness, QueueConfig, WorkerConfig
 
 HUGE = pytest.param(10**5000, id="a number without text")
@@ -115,6 +116,16 @@ def test_a_setting_of_liveness_out_of_its_limits_is_named(field: str, value: Any
     with pytest.raises(ValidationError, match=re.escape(limit)) as caught:
         Liveness(**{field: value})
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("field", ["completed", "failed", "dead_letters"])
+def test_a_retention_out_of_its_limits_is_named(field: str) -> None:
+    assert getattr(Retention(**{field: timedelta(hours=1)}), field) == 3600.0
+    for value in (0, -1, float("nan"), "a day", 101 * 366 * 86400):
+        wrong: Any = {field: value}
+        with pytest.raises(ValidationError) as caught:
+            Retention(**wrong)
+        assert caught.value.field == f"retention.{field}"
 
 
 def test_liveness_of_another_type_is_refused() -> None:
