@@ -258,11 +258,6 @@ class WorkerMachine:
         return self._leader.leads
 
     @property
-    def failing_duties(self) -> list[str]:
-        """What of the upkeep failed when it was last tried."""
-        return self._upkeep.failing
-
-    @property
     def is_listening(self) -> bool:
         """Whether notifications can arrive."""
         return self._listener.line is Line.OPEN

@@ -115,7 +115,7 @@ def test_a_duty_that_fails_waits_longer_each_time_and_does_not_hold_up_the_other
     assert gaps[-1] > 40
     assert all(later >= 0.7 * earlier for earlier, later in itertools.pairwise(gaps))
     assert len(world.statements("rotate")) >= 300 // ROTATE_EVERY - 1
-    assert worker.machine.failing_duties == ["probe"]
+    assert worker.machine.health(world.now, world.now).upkeep.failing == ("probe",)
     assert 1 <= world.told["upkeep failed: probe"] <= 300 / 10
 
 

@@ -38,6 +38,7 @@ from awa_proto.worker.events import (
     Woken,
 )
 from awa_proto.worker.lifecycle import Phase
+from awa_proto.worker.timers import Timer
 from awa_proto.worker.worker import WorkerMachine
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -592,3 +593,7 @@ def test_args_the_handler_cannot_read_are_told_as_exhausted_and_never_as_started
     bench.claimed(attempt(1, args="bad"))
     bench.done("finalize", [Verdict.ACCEPTED])
     assert names(bench.said) == ["Exhausted"]
+
+
+def test_every_timer_rings_somebody() -> None:
+    assert Bench().machine._rings.keys() == set(Timer)
