@@ -27,6 +27,7 @@ from awa_proto.options import EnqueueRequest, InsertOpts, flag, instant, name, t
 from awa_proto.outcome import DeadLetter, ReasonName, Seconds, seconds
 from awa_proto.plan import Op, Plan
 from awa_proto.recording import Recording
+from awa_proto.schema.ring import LEAST, MOST
 from awa_proto.store import Cancelled, JobFilter, KindInfo, Progress, QueueStat, Selection, Store
 from awa_proto.task import Task
 from awa_proto.unique import UniqueFields, UniqueOpts
@@ -679,15 +680,21 @@ class Operations(CronOperations, Generic[C]):
         """
         return self._store.set_stripes(name("queue", queue), whole("stripes", stripes, 1, MOST_STRIPES))
 
-    def migrate(self) -> Op[int]:
+    def migrate(self, *, segments: int | None = None) -> Op[int]:
         """Create the schema, or bring it to the version of this code. Returns how many migrations were applied.
 
         Safe when many processes do it at once.
 
+        Args:
+            segments: Of the ring, 4 to 32. A ring in use grows to that; it never gets smaller. By default as many as there
+                are, and 8 in a new schema.
+
         Raises:
             SchemaNotMigrated: The database is newer than this code.
+            ValidationError: `segments` is outside of its limits, or fewer than there are. Nothing was changed.
         """
-        return schema_.migrate(self._schema)
+        wanted = None if segments is None else whole("segments", segments, LEAST, MOST)
+        return schema_.migrate(self._schema, wanted)
 
 
 def _id(value: object, field: str = "id") -> int:

@@ -50,6 +50,11 @@ def test_migrate_creates_the_schema_and_then_has_nothing_to_do(database: str) ->
     second = awa("migrate", AWA_DATABASE_URL=database)
     assert (second.returncode, second.stderr) == (0, "awa: the server of $AWA_DATABASE_URL\n")
     assert second.stdout.endswith("nothing to do\n")
+    third = awa("migrate", "--segments", "9", "--dsn", database)
+    assert third.stdout.endswith("nothing to do, the ring has 9 segments\n")
+    fourth = awa("migrate", "--segments", "8", "--dsn", database)
+    assert fourth.returncode == 2
+    assert fourth.stderr.endswith("awa: segments: 8 are fewer than the 9 there are, and a ring only grows\n")
 
 
 def test_storage_shows_what_each_engine_holds_and_switches_once(database: str) -> None:
@@ -98,6 +103,7 @@ def test_migrate_sql_prints_what_can_be_applied_by_hand_and_needs_no_database(da
         (["migrate", "--dsn", "postgresql://me:s3cr/et@h/db"], 2, "awa: "),
         (["migrate", "--dsn", ""], 2, "--dsn is empty"),
         (["migrate", "--sql", "--schema", "pg_mine"], 2, "pg_"),
+        (["migrate", "--sql", "--segments", "3"], 2, "segments: 3 is outside 4 … 32"),
         (["worker", "nowhere:client", "-q", "a"], 2, "no module 'nowhere'"),
         (["worker", "json:client", "-q", "a"], 2, "json has no client"),
         (["worker", "json:loads", "-q", "a"], 2, "not a Client"),

@@ -24,7 +24,7 @@ CREATE UNIQUE INDEX one_open ON {schema}.segments ((true)) WHERE state = 'open';
 
 INSERT INTO {schema}.segments (seg, state, version, opened_at)
 SELECT s, CASE s WHEN 0 THEN 'open' ELSE 'free' END, CASE s WHEN 0 THEN 1 ELSE 0 END, CASE s WHEN 0 THEN now() END
-FROM generate_series(0, 7) s;
+FROM generate_series(0, {last_segment}) s;
 
 -- One row per runnable attempt: the whole immutable body. Never updated.
 CREATE TABLE {schema}.ready (
@@ -80,7 +80,7 @@ CREATE TABLE {schema}.closures (
 -- Autovacuum is off in the ring: nothing in it dies, and TRUNCATE comes long before a freeze would.
 DO $$
 BEGIN
-  FOR s IN 0 .. 7 LOOP
+  FOR s IN 0 .. {last_segment} LOOP
     EXECUTE format('CREATE TABLE %1$s.ready_%2$s PARTITION OF %1$s.ready FOR VALUES IN (%2$s) WITH (autovacuum_enabled = off)', '{schema_text}', s);
     EXECUTE format('CREATE TABLE %1$s.claims_%2$s PARTITION OF %1$s.claims FOR VALUES IN (%2$s) WITH (autovacuum_enabled = off)', '{schema_text}', s);
     EXECUTE format('CREATE TABLE %1$s.closures_%2$s PARTITION OF %1$s.closures FOR VALUES IN (%2$s) WITH (autovacuum_enabled = off)', '{schema_text}', s);

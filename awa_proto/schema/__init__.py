@@ -3,7 +3,7 @@
 The Op is one transaction under a transaction-scoped advisory lock, so ten processes may start together: one migrates,
 nine find that there is nothing to do. The files say `{schema}` where the quoted schema name stands, and `{schema_text}`
 where it stands inside a string; `{channel_text}` is the notification channel inside a string, `{asleep}` the seed of the locks
-that sleepers hold.
+that sleepers hold, `{last_segment}` the number of the last segment of a new ring.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from importlib.resources import files
 
 from awa_proto.errors import SchemaNotMigrated, ValidationError
 from awa_proto.plan import Op, Plan, Statement
+from awa_proto.schema.ring import SEGMENTS, grow
 
 _LOCK = 0x617761_6D696772  # "awa" "migr"
 
@@ -47,12 +48,15 @@ def latest() -> int:
     return migrations()[-1][0]
 
 
-def script(schema: str = "awa") -> str:
-    """All migrations as one SQL text, for people who apply them by hand."""
+def script(schema: str = "awa", segments: int = SEGMENTS) -> str:
+    """All migrations as one SQL text, for people who apply them by hand. segments: of the ring."""
     prefix = quoted(schema)
     parts = ["BEGIN;", *(f"{statement};" for statement in _preparation(prefix))]
     for version, name, template in migrations():
-        parts += [f"\n-- {version:04} {name}", *(f"{statement};" for statement in statements(template, prefix))]
+        parts += [
+            f"\n-- {version:04} {name}",
+            *(f"{statement};" for statement in statements(template, prefix, segments)),
+        ]
         parts.append(f"INSERT INTO {prefix}.migrations (version, name) VALUES ({version}, '{name}');")
     return "\n".join([*parts, "COMMIT;", ""])
 
@@ -68,8 +72,8 @@ def lock_seed(purpose: str, schema: str) -> int:
     return int.from_bytes(blake2b(f"{purpose} {schema}".encode(), digest_size=8).digest(), "big", signed=True)
 
 
-def statements(template: str, prefix: str) -> list[str]:
-    """The statements of a file: each ends with a line that ends in `;` outside of `$$ … $$`."""
+def statements(template: str, prefix: str, segments: int = SEGMENTS) -> list[str]:
+    """The statements of a file: each ends with a line that ends in `;` outside of `$$ … $$`. segments: of a new ring."""
     found: list[str] = []
     lines: list[str] = []
     inside = False
@@ -87,9 +91,15 @@ def statements(template: str, prefix: str) -> list[str]:
         "{schema_text}": prefix.replace("'", "''"),
         "{channel_text}": channel(schema).replace("'", "''"),
         "{asleep}": str(lock_seed("asleep", schema)),
-        "$$": f"$awa_{blake2b(prefix.encode(), digest_size=8).hexdigest()}$",  # a name may have a $$ of its own
+        "{last_segment}": str(segments - 1),
+        "$$": _dollars(prefix),
     }
     return [re.sub(r"{[a-z_]+}|\$\$", lambda m: names.get(m[0], m[0]), s) for s in found]
+
+
+def _dollars(prefix: str) -> str:
+    """A quote for a body that has the name in it, which may have a $$ of its own."""
+    return f"$awa_{blake2b(prefix.encode(), digest_size=8).hexdigest()}$"
 
 
 def _preparation(prefix: str) -> tuple[str, ...]:
@@ -103,10 +113,13 @@ def _preparation(prefix: str) -> tuple[str, ...]:
     )
 
 
-def migrate(schema: str = "awa") -> Op[int]:
+def migrate(schema: str = "awa", segments: int | None = None) -> Op[int]:
     """Bring the schema to the version of this code; the result is how many migrations were applied.
 
-    Raises SchemaNotMigrated when the database is newer than this code.
+    segments: of the ring, to which it grows; None: as many as there are, or `SEGMENTS`.
+
+    Raises SchemaNotMigrated when the database is newer than this code, ValidationError when the ring has more segments; both
+    before anything is written.
     """
     prefix = quoted(schema)
 
@@ -124,15 +137,26 @@ def migrate(schema: str = "awa") -> Op[int]:
         applied = yield Statement("migrate.version", f"SELECT coalesce(max(version), 0)::int FROM {prefix}.migrations")
         version: int = applied[0][0]
         refuse_newer(schema, version)
+        missing = False
+        if version and segments is not None:
+            there = yield Statement("migrate.segments", f"SELECT count(*)::int FROM {prefix}.segments")
+            if segments < there[0][0]:
+                raise ValidationError(
+                    "segments", f"{segments} are fewer than the {there[0][0]} there are, and a ring only grows"
+                )
+            missing = segments > there[0][0]
         pending = [m for m in migrations() if m[0] > version]
         for number, name, template in pending:
-            for part, statement in enumerate(statements(template, prefix), 1):
+            for part, statement in enumerate(statements(template, prefix, segments or SEGMENTS), 1):
                 yield Statement(f"migrate.{number:04}.{part}", statement)
             yield Statement(
                 "migrate.record",
                 f"INSERT INTO {prefix}.migrations (version, name) VALUES ($1::int, $2::text)",
                 (number, name),
             )
+        if missing and segments is not None:
+            text = prefix.replace("'", "''")
+            yield Statement(f"migrate.grow.{segments}", grow(prefix, text, _dollars(prefix), segments))
         return len(pending)
 
     return Op("migrate", plan, atomic=True, safe_to_retry=True, timeout=600.0)

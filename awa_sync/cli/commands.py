@@ -13,7 +13,9 @@ from typing import Annotated
 import typer
 
 from awa_proto.errors import ConfigurationError
+from awa_proto.options import whole
 from awa_proto.schema import latest, script
+from awa_proto.schema.ring import LEAST, MOST, SEGMENTS
 from awa_proto.worker.events import Stopped
 from awa_sync.cli import cron, doctor, health, manage, storage
 from awa_sync.cli.embedded import server
@@ -40,17 +42,30 @@ app.command()(health.health)
 def migrate(
     dsn: Dsn = None,
     schema: Schema = "awa",
+    segments: Annotated[
+        int | None,
+        typer.Option(
+            "--segments",
+            metavar="N",
+            show_default=False,
+            help=f"Segments of the ring, {LEAST} to {MOST}; it grows to that, and never gets smaller. Default: as many as there"
+            f" are, {SEGMENTS} in a new schema.",
+        ),
+    ] = None,
     *,
-    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL instead, to be applied by hand.")] = False,
+    sql: Annotated[
+        bool, typer.Option("--sql", help="Print the SQL of a new schema instead, to be applied by hand.")
+    ] = False,
 ) -> None:
     """Create the schema, or bring it to the version of this code."""
     if sql:
-        print(script(schema), end="")
+        print(script(schema, SEGMENTS if segments is None else whole("segments", segments, LEAST, MOST)), end="")
         return
     with connected(dsn, schema) as client:
-        applied = client.migrate()
+        applied = client.migrate(segments=segments)
     done = f"{applied} migration{'s' * (applied != 1)} applied" if applied else "nothing to do"
-    print(f"schema {schema!r} is at version {latest()}: {done}")
+    ring = "" if segments is None else f", the ring has {segments} segments"
+    print(f"schema {schema!r} is at version {latest()}: {done}{ring}")
 
 
 @app.command()

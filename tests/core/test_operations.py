@@ -481,3 +481,12 @@ def test_a_queue_to_drain_is_named(calls: Operations[Any]) -> None:
     with pytest.raises(ValidationError) as caught:
         calls.drain_queue("")
     assert caught.value.field == "queue"
+
+
+@pytest.mark.parametrize("segments", [3, 33, True, 8.0, "8"])
+def test_a_ring_of_another_size_than_there_may_be_is_refused_before_anything_is_sent(
+    calls: Operations[Any], segments: Any
+) -> None:
+    with pytest.raises(ValidationError) as refused:
+        calls.migrate(segments=segments)
+    assert refused.value.field == "segments"

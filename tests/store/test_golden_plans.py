@@ -19,6 +19,7 @@ from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import DeadLetter, Transition
 from awa_proto.plan import Statement
 from awa_proto.schema import script
+from awa_proto.schema.ring import MOST
 from awa_proto.store import Demand, Ended, NewJob, Selection, Unique
 from awa_proto.store.queue import QueueStore, bulk, claim, enqueue, lists, people, probe, prune, rescue, sweep, unique
 from awa_proto.store.queue.names import Names
@@ -114,6 +115,7 @@ HOT: dict[str, tuple[Statement, set[str]]] = {
     ),
     "claim from one segment": (_claim((0,)), CLAIM),
     "claim from two segments": (_claim((0, 1)), CLAIM),
+    "claim from the largest ring": (_claim(tuple(range(MOST))), CLAIM),
     **{f"close as {to}": (_close(to), CLOSE | {"ready_job"}) for to in (JobState.RETRYABLE, JobState.SCHEDULED)},
     **{f"close as {to}": (_close(to), CLOSE | {"ready_job"}) for to in (JobState.FAILED, JobState.AVAILABLE)},
     "close as completed": (_close(JobState.COMPLETED), CLOSE),
@@ -265,7 +267,7 @@ def complaints(name: str, plan: dict[str, Any], indexes: set[str], *, may_sort: 
 def million(module_database: str) -> Iterator[tuple[str, Prepared]]:
     """A full database, and statements that were prepared while it was empty."""
     with connect(module_database) as connection:
-        connection.execute(script().encode())
+        connection.execute(script(segments=MOST).encode())
         for table in ("deferred", "failed", "dlq", "unique_keys"):
             connection.execute(f"ALTER TABLE awa.{table} SET (autovacuum_enabled = off)".encode())
         prepared = Prepared(connection, HOT)

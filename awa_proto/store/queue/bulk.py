@@ -98,7 +98,7 @@ WITH RECURSIVE lane(priority, stripe) AS (
 SELECT priority, stripe FROM lane"""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _drain_sql(n: Names, s: int) -> str:
     """$1 queue, $2 priority, $3 stripe, $4 flush. Ends the next jobs of a lane of a segment as cancelled; see `claim.py`.
 

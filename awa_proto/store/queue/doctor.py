@@ -96,7 +96,7 @@ SELECT s.seg, s.state, s.quiet, extract(epoch FROM clock_timestamp() - s.opened_
 FROM {n.s}.segments s ORDER BY s.version DESC, s.seg"""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def running_sql(n: Names, s: int) -> str:
     """How many attempts of a segment are open, and for how many seconds the oldest one."""
     return f"""

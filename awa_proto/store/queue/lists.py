@@ -148,7 +148,7 @@ def _in_logs(n: Names, state: JobState | None, conditions: str, looks: int) -> t
     ]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _free_sql(n: Names, s: int) -> str:
     """Jobs of a segment nobody has claimed: $1 before id, $2 most jobs, $3 … conditions. With a mark if they are too many."""
     rows = unclaimed(n, s, f"r.id, r.run_lease, {wanted('r', 3, 'metadata')} AS wanted", cap=_FREE + 1)
@@ -163,7 +163,7 @@ SELECT {JOB} FROM (
 ) j"""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _running_sql(n: Names, s: int) -> str:
     """Jobs of a segment that run: $1 before id, $2 most jobs, $3 … conditions."""
     where = f"r.id < $1::bigint AND {wanted('r', 3, 'metadata')}"

@@ -30,7 +30,7 @@ LEFT JOIN (
 WHERE s.state <> 'open' ORDER BY s.seg"""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def sealed_sql(n: Names, s: int) -> str:
     """Whether a sealed segment has something to claim."""
     return f"SELECT EXISTS ({unclaimed(n, s, '1', cap=1)})"

@@ -24,7 +24,7 @@ _PATIENCE = "50ms"
 """How long the tables are waited for. Everybody else who wants them waits behind."""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def check_sql(n: Names, s: int) -> str:
     """$1 seconds that completed jobs are kept. No row: it is not sealed.
 
@@ -40,14 +40,14 @@ SELECT EXISTS (SELECT FROM open),
 FROM {n.s}.segments g WHERE g.seg = {s} AND g.state = 'sealed'"""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def backlog_sql(n: Names, s: int) -> str:
     """How many jobs nobody has claimed, up to one more than would be carried."""
     most = MOST_CARRIED + 1
     return f"SELECT count(*)::int FROM ({unclaimed(n, s, '1', cap=most)} LIMIT {most}) u"
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def carry_sql(n: Names, s: int) -> str:
     """Whatever nobody has claimed goes to the open segment, to the end of its lane. Its row: how many jobs.
 
@@ -75,7 +75,7 @@ touched AS (UPDATE {n.s}.unique_keys SET states = states WHERE key = ANY (ARRAY(
 SELECT count(*)::int, (SELECT count({n.wake("queue")}) FROM (SELECT DISTINCT queue FROM carried) q) FROM carried"""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _free_sql(n: Names, s: int) -> str:
     return f"""
 WITH marks AS (DELETE FROM {n.s}.sweeps WHERE seg = {s}),

@@ -31,7 +31,7 @@ def elsewhere(n: Names) -> Statement:
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _future_sql(n: Names, s: int) -> str:
     """Whether a cursor of the segment lies in the future."""
     return f"""

@@ -77,7 +77,7 @@ def _ready(n: Names, s: int) -> str:
     SELECT * FROM {n.s}.ready_{s} r WHERE r.id = w.id AND r.run_lease = w.prior ORDER BY r.id, r.run_lease LIMIT 1) r"""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def find_sql(n: Names, s: int, *, overdue: bool) -> str:
     """$1 seconds, $2 claim id and $3 index to begin after, $4 most attempts. In the order of these two.
 
@@ -157,7 +157,7 @@ def find_overdue(n: Names, late: float, limit: int, after: Place | None) -> Op[S
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _unknown_sql(n: Names, s: int) -> str:
     """$1 instance, $2 claim id to begin after, $3 claim ids that are known."""
     return f"""

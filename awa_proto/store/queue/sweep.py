@@ -61,7 +61,7 @@ looked AS MATERIALIZED (
 open AS MATERIALIZED (SELECT * FROM looked WHERE CASE WHEN ended < jobs THEN true ELSE false END)"""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def sweep_sql(n: Names, s: int) -> str:
     """$1 most claims of a lane. Its row: how many claims beyond the marks were looked at, whether a lane may have more."""
     lane = "queue, priority, stripe"

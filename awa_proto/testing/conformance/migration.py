@@ -10,9 +10,9 @@ from awa_proto.job import JobState
 from awa_proto.schema import latest, migrate, migrations, quoted, script
 from awa_proto.store import Demand, JobFilter, NewJob, Ring, WorkerInfo
 from awa_proto.testing.conformance.close import every_outcome_leaves_the_job_in_its_state
-from awa_proto.testing.conformance.kit import DatabaseKit, Kit, end, jobs, now, together
+from awa_proto.testing.conformance.kit import DatabaseKit, Kit, RingKit, end, jobs, now, together
 from awa_proto.testing.conformance.people import a_job_nobody_runs_can_be_moved
-from awa_proto.testing.conformance.reads import every_read_shows_a_job_in_its_state
+from awa_proto.testing.conformance.reads import agree, every_read_shows_a_job_in_its_state
 
 ODD_NAMES = (
     """a"b'c 100% %s %(a)s $$ $1 {schema} {schema_text};-- /*""",
@@ -170,3 +170,61 @@ async def the_script_for_people_does_the_same(kit: DatabaseKit) -> None:
         assert await kit.sql(question.format('by "hand')) == await kit.sql(question.format(kit.schema))
     assert await kit.run(migrate('by "hand')) == 0
     assert len(await store(kit, 'by "hand').insert(*jobs(2))) == 2
+
+
+def in_schema(kit: RingKit, schema: str) -> RingKit:
+    """A kit over another schema of the same database."""
+    return RingKit(kit.make, kit.run, kit.session, schema=schema)  # type: ignore[arg-type]  # of a RingKit, so a QueueStore's
+
+
+async def a_ring_in_use_grows_and_what_is_under_way_does_not_hold_it_up(kit: RingKit) -> None:
+    """An insert, a claim and an old snapshot are open while it grows; then every segment is used, and every statement works."""
+    await kit.run(migrate("grows", 4))
+    other = in_schema(kit, "grows")
+    ids: list[int] = []
+    for _ in range(4):
+        ids += await other.enqueue()
+        await other.rotate()
+    async with kit.session() as late, kit.session() as old:
+        await old.sql("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        await old.sql("SELECT count(*) FROM grows.jobs")
+        await late.sql("BEGIN")
+        ids += [row.id for row in await late.run(other.store.insert(jobs(1)))]
+        running = await other.claim(2)
+        assert await kit.run(migrate("grows", 12)) == 0
+        opened = []
+        for _ in range(8):
+            opened.append(await other.rotate())
+            ids += await other.enqueue()
+        assert opened == list(range(4, 12))
+        assert await other.rotate() is None
+        ids += [row.id for row in await old.run(other.store.insert(jobs(1)))]
+        await old.sql("COMMIT")
+        await late.sql("COMMIT")
+    await agree(other, ids)
+    assert {a.segment for a in running} == {0, 1}
+    running += await other.claim()
+    assert sorted(a.id for a in running) == sorted(ids)
+    assert {a.segment for a in running} == set(range(12))
+    for attempt in running:
+        await other.close(attempt)
+    freed = [(await kit.run(other.store.prune(0.0))).segment for _ in range(12)]
+    assert freed.pop() is None
+    assert sorted(freed, key=str) == sorted(range(11), key=str)
+    await every_outcome_leaves_the_job_in_its_state(other)
+
+
+async def a_ring_never_gets_smaller(kit: RingKit) -> None:
+    """The error names the field and how many there are, and nothing was changed, not even an older schema."""
+    await kit.run(migrate("shrinks"))
+    await kit.sql(f"DELETE FROM shrinks.migrations WHERE version = {latest()}")
+    try:
+        await kit.run(migrate("shrinks", 7))
+    except ValidationError as error:
+        assert error.field == "segments"
+        assert "8" in str(error)
+    else:
+        raise AssertionError("a ring of eight became one of seven")
+    assert await kit.sql("SELECT max(version), (SELECT count(*) FROM shrinks.segments) FROM shrinks.migrations") == [
+        (latest() - 1, 8)
+    ]
