@@ -1,0 +1,114 @@
+"""What a payload means to a job that registered expressions: it completes the job, fails it, or is ignored.
+
+The rule, in this order: a `filter` that gives false ignores the payload; `on_fail` that gives true fails the job; `on_complete`
+that gives true completes it, with what `transform` makes of the payload; else what the caller says. An expression that gives
+an error, or a condition that gives no bool, counts as not there: a payload is let through by the filter, neither fails nor
+completes the job, and is not transformed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from awa_proto.callbacks.cel import EvaluationError, Expression, as_payload, compiled, named
+from awa_proto.errors import ValidationError
+from awa_proto.extra import compact
+from awa_proto.options import text
+
+_log = logging.getLogger("awa")
+
+Action: TypeAlias = Literal["complete", "fail", "ignore"]
+_JSON: Final = ("BOOL", "DOUBLE", "DYN", "INT", "LIST", "MAP", "NULL", "STRING", "UINT")
+"""What a transformation may be known to give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be done about a payload.
+
+    payload: transformed, when `on_complete` said to complete. reason: of an ignore, for people. expression: of a fail, the text
+    that gave true; None when it is the caller's default.
+    """
+
+    action: Action
+    payload: Any
+    reason: str | None = None
+    expression: str | None = None
+
+
+def compile_expressions(
+    *, filter: object = None, on_complete: object = None, on_fail: object = None, transform: object = None
+) -> str | None:
+    """The expressions of one callback as JSON text to be stored; None when there are none.
+
+    Raises:
+        ValidationError: Naming the field: it cannot be read, asks for something else than `payload`, gives a value of the
+            wrong type, or is beyond a limit (see `awa_proto.callbacks.cel`).
+        ConfigurationError: The library is not installed.
+    """
+    given = {"filter": filter, "on_complete": on_complete, "on_fail": on_fail, "transform": transform}
+    texts = {field: text(field, value) for field, value in given.items() if value is not None}
+    for field, written in texts.items():
+        found = compiled(field, written)
+        kind = found.type.partition("<")[0]
+        if field == "transform":
+            if kind not in _JSON:
+                raise ValidationError(field, f"gives {named(kind)}, which JSON does not have")
+        elif kind not in {"BOOL", "DYN"}:
+            raise ValidationError(field, f"gives {named(kind)}; true or false is needed")
+    return compact(texts) if texts else None
+
+
+def resolve(expressions: str | None, payload: Any, default_action: Action) -> Decision:
+    """What a payload means. expressions: as `compile_expressions` gave them. payload: a JSON value.
+
+    Raises:
+        ValidationError: Another default action, or a payload beyond the limits of what expressions are evaluated over.
+        ConfigurationError: There are expressions, and the library is not installed.
+    """
+    if default_action not in get_args(Action):
+        shown = repr(default_action)[:40]
+        raise ValidationError("default_action", f'{shown} is none of "complete", "fail", "ignore"')
+    if expressions is None:
+        return _by_default(default_action, payload)
+    texts: dict[str, str] = json.loads(expressions)
+    found = {field: compiled(field, written) for field, written in texts.items()}
+    seen = as_payload(payload)
+    if _condition(found, "filter", seen) is False:
+        return Decision("ignore", payload, reason="filter expression returned false")
+    if _condition(found, "on_fail", seen):
+        return Decision("fail", payload, expression=texts["on_fail"])
+    if _condition(found, "on_complete", seen):
+        return Decision("complete", _transformed(found, seen, payload))
+    return _by_default(default_action, payload)
+
+
+def _by_default(action: Action, payload: Any) -> Decision:
+    reason = "no expression decided, and the default is to ignore" if action == "ignore" else None
+    return Decision(action, payload, reason=reason)
+
+
+def _condition(found: dict[str, Expression], field: str, seen: Any) -> bool | None:
+    """What it gives; None when there is none, or it gives no answer."""
+    expression = found.get(field)
+    if expression is None:
+        return None
+    try:
+        return expression.holds(seen)
+    except EvaluationError as error:
+        _log.warning("%s of a callback counts as not there, since it gives an error: %s", field, error)
+        return None
+
+
+def _transformed(found: dict[str, Expression], seen: Any, payload: Any) -> Any:
+    expression = found.get("transform")
+    if expression is None:
+        return payload
+    try:
+        return expression.gives(seen)
+    except EvaluationError as error:
+        _log.warning("the payload of a callback stays as it is, since transform gives an error: %s", error)
+        return payload
