@@ -75,7 +75,12 @@ def _op(name: str, act: Callable[[], T], *, atomic: bool = False, safe_to_retry:
 
 
 @dataclass(slots=True)
-class _Job:
+class MemoryJob:
+    """A job as this store keeps it.
+
+    recorded: the progress that its attempt has flushed. claim: while it runs, the number of its claim and its place there.
+    """
+
     id: int
     kind: str
     queue: str
@@ -121,7 +126,7 @@ class _Listening:
 
 @dataclass(slots=True)
 class _Tables:
-    jobs: dict[int, _Job] = field(default_factory=dict[int, _Job])
+    jobs: dict[int, MemoryJob] = field(default_factory=dict[int, MemoryJob])
     claims: dict[int, _Claim] = field(default_factory=dict[int, _Claim])
     settings: dict[str, QueueSettings] = field(default_factory=dict[str, QueueSettings])
     workers: dict[int, WorkerInfo] = field(default_factory=dict[int, WorkerInfo])
@@ -218,7 +223,7 @@ class MemoryStore:
         """Enqueue many. Returns how many."""
         return _op("enqueue_many", lambda: sum(new for _, new in self._insert(tuple(jobs), notify, skip)), atomic=True)
 
-    def _insert(self, jobs: Sequence[NewJob], notify: bool, skip: bool) -> list[tuple[_Job, bool]]:
+    def _insert(self, jobs: Sequence[NewJob], notify: bool, skip: bool) -> list[tuple[MemoryJob, bool]]:
         """A job for each, and whether it is new. Raises UniqueConflict before anything is written."""
         if not skip:
             refuse_repeated(jobs)
@@ -227,8 +232,8 @@ class MemoryStore:
                     raise UniqueConflict(held, index)
         now = self._clock()
         tables = self._tables
-        found: list[tuple[_Job, bool]] = []
-        alike: dict[bytes, _Job] = {}
+        found: list[tuple[MemoryJob, bool]] = []
+        alike: dict[bytes, MemoryJob] = {}
         for new in jobs:
             if new.unique is not None:
                 if new.unique.key in alike:
@@ -240,7 +245,7 @@ class MemoryStore:
                     continue
                 tables.keys[new.unique.key] = tables.last_id + 1, new.unique.states
             due = new.run_at is None or new.run_at <= now
-            job = _Job(
+            job = MemoryJob(
                 id=tables.last_id + 1,
                 kind=new.kind,
                 queue=new.queue,
@@ -266,7 +271,7 @@ class MemoryStore:
             self._wake({job.queue for job in made if job.state is JobState.SCHEDULED and job.run_at < soon}, hint=True)
         return found
 
-    def _wins_again(self, job: _Job, to: JobState) -> bool:
+    def _wins_again(self, job: MemoryJob, to: JobState) -> bool:
         """Whether a job may go to a state; it has its key then, if that matters in this state."""
         unique = extras.unique_of(job.extra)
         if unique is not None and keeps_out(unique[1], to):
@@ -371,7 +376,7 @@ class MemoryStore:
 
         return _op("claim_one", act)
 
-    def _new_claim(self, instance: int, jobs: Sequence[_Job], now: datetime) -> tuple[int, _Claim]:
+    def _new_claim(self, instance: int, jobs: Sequence[MemoryJob], now: datetime) -> tuple[int, _Claim]:
         """A claim of jobs of a lane, and its number."""
         lease = max(max(job.run_lease for job in jobs) + 1, (now - _EPOCH) // timedelta(microseconds=1))
         claim = _Claim(instance, lease, [job.id for job in jobs])
@@ -379,7 +384,9 @@ class MemoryStore:
         self._tables.claims[number] = claim
         return number, claim
 
-    def _taken(self, job: _Job, claim_id: int, claim: _Claim, now: datetime, deadline: float | None = None) -> Attempt:
+    def _taken(
+        self, job: MemoryJob, claim_id: int, claim: _Claim, now: datetime, deadline: float | None = None
+    ) -> Attempt:
         """A job as part of a claim."""
         self._unindex(job)
         job.state = JobState.RUNNING
@@ -466,7 +473,7 @@ class MemoryStore:
         """Running attempts whose worker has given no sign of life for so long."""
         ago = timedelta(seconds=silent)
 
-        def is_stale(job: _Job, now: datetime) -> bool:
+        def is_stale(job: MemoryJob, now: datetime) -> bool:
             assert job.claim is not None
             assert job.attempted_at is not None
             beat = self._tables.beats.get(self._tables.claims[job.claim[0]].instance, job.attempted_at)
@@ -478,12 +485,14 @@ class MemoryStore:
         """Running attempts beyond their deadline by so many seconds."""
         ago = timedelta(seconds=late)
 
-        def is_overdue(job: _Job, now: datetime) -> bool:
+        def is_overdue(job: MemoryJob, now: datetime) -> bool:
             return job.deadline_at is not None and job.deadline_at < now - ago
 
         return _op("find_overdue", lambda: self._stranded(is_overdue, limit, after), safe_to_retry=True)
 
-    def _stranded(self, matches: Callable[[_Job, datetime], bool], limit: int, after: Place | None) -> StrandedPage:
+    def _stranded(
+        self, matches: Callable[[MemoryJob, datetime], bool], limit: int, after: Place | None
+    ) -> StrandedPage:
         now = self._clock()
         found = sorted((*job.claim, job.id) for job in self._tables.jobs.values() if job.claim and matches(job, now))
         page = [place for place in found if after is None or place > after][:limit]
@@ -617,13 +626,13 @@ class MemoryStore:
 
         return _op("retry", act)
 
-    def _regain(self, job: _Job, to: JobState) -> None:
+    def _regain(self, job: MemoryJob, to: JobState) -> None:
         """Raise UniqueConflict unless a job may go to a state."""
         if not self._wins_again(job, to):
             key, _ = extras.unique_of(job.extra) or (b"", 0)
             raise UniqueConflict(self._tables.keys[key][0])
 
-    def _run_again(self, jobs: Sequence[_Job], run_at: datetime | None = None) -> None:
+    def _run_again(self, jobs: Sequence[MemoryJob], run_at: datetime | None = None) -> None:
         """From attempt 0, now or at run_at. A dead letter loses its progress."""
         now = self._clock()
         due = run_at is None or run_at <= now
@@ -703,9 +712,9 @@ class MemoryStore:
             "retry_all_from_dlq", lambda: self._retry_all(self._letters(which)[: which.limit]), safe_to_retry=True
         )
 
-    def _retry_all(self, jobs: Sequence[_Job]) -> int:
+    def _retry_all(self, jobs: Sequence[MemoryJob]) -> int:
         """Those that get their unique keys again run again; of several with one key the newest does."""
-        back: list[_Job] = []
+        back: list[MemoryJob] = []
         taken: set[bytes] = set()
         for job in reversed(jobs):
             unique = extras.unique_of(job.extra)
@@ -830,10 +839,10 @@ class MemoryStore:
 
         return _op("drain_queue", act, safe_to_retry=True)
 
-    def _letters(self, which: Selection) -> list[_Job]:
+    def _letters(self, which: Selection) -> list[MemoryJob]:
         return [job for job in self._selected(which) if job.dlq_at is not None and self._long_ago(job.dlq_at, which)]
 
-    def _failed(self, which: Selection) -> list[_Job]:
+    def _failed(self, which: Selection) -> list[MemoryJob]:
         """Failed jobs that are no dead letters."""
         return [
             job
@@ -841,7 +850,7 @@ class MemoryStore:
             if job.state is JobState.FAILED and job.dlq_at is None and self._long_ago(job.finalized_at, which)
         ]
 
-    def _selected(self, which: Selection) -> list[_Job]:
+    def _selected(self, which: Selection) -> list[MemoryJob]:
         return [
             job
             for job in self._tables.jobs.values()
@@ -856,7 +865,7 @@ class MemoryStore:
             return True
         return at is not None and (self._clock() - at).total_seconds() > which.older_than
 
-    def _forget(self, jobs: Sequence[_Job]) -> int:
+    def _forget(self, jobs: Sequence[MemoryJob]) -> int:
         for job in jobs:
             del self._tables.jobs[job.id]
         return len(jobs)
@@ -1101,7 +1110,7 @@ class MemoryStore:
 
     # inside
 
-    def _move_to(self, job: _Job, state: JobState, at: datetime) -> None:
+    def _move_to(self, job: MemoryJob, state: JobState, at: datetime) -> None:
         self._unindex(job)
         job.state = state
         job.claim = None
@@ -1112,17 +1121,17 @@ class MemoryStore:
             job.attempted_at = None
         self._index(job)
 
-    def _index(self, job: _Job) -> None:
+    def _index(self, job: MemoryJob) -> None:
         if job.state is JobState.AVAILABLE:
             self._tables.available.setdefault(job.queue, set()).add(job.id)
         elif job.state in DEFERRED:
             self._tables.deferred.add(job.id)
 
-    def _unindex(self, job: _Job) -> None:
+    def _unindex(self, job: MemoryJob) -> None:
         self._tables.available.get(job.queue, set[int]()).discard(job.id)
         self._tables.deferred.discard(job.id)
 
-    def _row(self, job: _Job) -> JobRow:
+    def _row(self, job: MemoryJob) -> JobRow:
         return JobRow(
             id=job.id,
             kind=job.kind,
@@ -1144,7 +1153,7 @@ class MemoryStore:
         )
 
 
-def _attempt(job: _Job) -> Attempt:
+def _attempt(job: MemoryJob) -> Attempt:
     """The attempt of a job that runs, with what it has recorded."""
     assert job.claim is not None
     return Attempt(
@@ -1170,13 +1179,13 @@ def _listed(row: JobRow) -> JobRow:
     return row
 
 
-def _urgency(job: _Job, aging: float, now: datetime) -> tuple[int, datetime, int, int]:
+def _urgency(job: MemoryJob, aging: float, now: datetime) -> tuple[int, datetime, int, int]:
     """What is claimed first: the smallest."""
     lifted = math.floor((now - job.run_at).total_seconds() / aging) if aging > 0 else 0
     return max(1, job.priority - lifted), job.run_at, job.priority, job.id
 
 
-def _matches(job: _Job, wanted: JobFilter) -> bool:
+def _matches(job: MemoryJob, wanted: JobFilter) -> bool:
     return (
         (wanted.state is None or job.state is wanted.state)
         and (wanted.kind is None or job.kind == wanted.kind)

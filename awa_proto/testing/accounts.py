@@ -5,7 +5,7 @@ Every broken promise is a `Broken` with the time and the seed, so that it can be
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -80,7 +80,10 @@ class Accounts:
     def started(self, worker: int, attempt: Attempt) -> None:
         """A handler runs."""
         claim = self.claims[attempt.id, attempt.run_lease]
-        if claim.worker != worker or claim.is_started or claim.accepted is not None:
+        is_over = (
+            claim.accepted is not None and claim.rescue is None
+        )  # of a rescue a worker that stood still knows nothing
+        if claim.worker != worker or claim.is_started or is_over:
             raise Broken(f"{claim} is started by {worker}: elsewhere, twice, or after its end")
         claim.is_started = True
         self.runs[attempt.id] += 1
@@ -94,26 +97,23 @@ class Accounts:
         """Hooks of a worker are told: that an attempt starts, or how it ended, once each and as it is written."""
         job, name = event.job, type(event).__name__
         claim = self.claims[job.id, job.run_lease]
-        if claim.rescue is not None and not isinstance(event, Started):
-            expected = ["Rescued", "Exhausted"] if claim.rescue.to is JobState.FAILED else ["Rescued"]
-            told = [each for each in claim.told if each != "Started"]
-            check(expected[: len(told) + 1] == [*told, name], f"{name} is told after {claim.told}, of a rescue")
-            check(job.state is claim.rescue.to, f"{name} carries {job.state}")
-            claim.told.append(name)
-            return
-        check(claim.worker == worker, f"worker {worker} tells {name} of an attempt that {claim.worker} has")
-        if isinstance(event, Started):
-            check(not claim.told and not claim.is_started, f"{name} is told after {claim.told}, or after the start")
-            check(job.state is JobState.RUNNING, f"{name} of a job that is {job.state}")
-        else:
-            check(claim.told in ([], ["Started"]), f"{name} is told after {claim.told}")
-            check(claim.accepted is not None, f"{name} is told of {claim}, whose end is not written")
-            assert claim.accepted is not None
-            end = claim.accepted[1]
-            check(_EVENTS.get(end.outcome) == name, f"{name} is told of {end}")
-            row = (job.state, job.attempt, job.finalized_at)
-            check(row == (end.to, end.attempt, end.at), f"{name} carries {row}, written was {end}")
-        claim.told.append(name)
+        told = claim.told
+        match event:
+            case Started():
+                holds = claim.worker == worker and "Started" not in told and not claim.is_started
+                holds = holds and job.state is JobState.RUNNING
+            case _ if claim.rescue is not None:
+                expected = ["Rescued", "Exhausted"] if claim.rescue.to is JobState.FAILED else ["Rescued"]
+                before = [each for each in told if each != "Started"]
+                holds = expected[: len(before) + 1] == [*before, name] and job.state is claim.rescue.to
+            case _:
+                end = None if claim.accepted is None else claim.accepted[1]
+                holds = claim.worker == worker and told in ([], ["Started"]) and end is not None
+                holds = holds and _EVENTS.get(end.outcome) == name  # type: ignore[union-attr]
+                holds = holds and (job.state, job.attempt, job.finalized_at) == (end.to, end.attempt, end.at)  # type: ignore[union-attr]
+        if not holds:
+            raise Broken(f"worker {worker} tells {name} with {job.state}, attempt {job.attempt}, of {claim}")
+        told.append(name)
 
     def untold(self, worker: int) -> list[Claim]:
         """Attempts of a worker whose end is written, and should have been told."""
@@ -136,7 +136,8 @@ class Accounts:
             elif verdict is Verdict.STALE:
                 refused = one.transition.entry is not None and "ResultRefused" in one.transition.entry["error"]
                 otherwise = claim.accepted is not None and (claim.rescue or one.transition.rescue) is not None
-                check(claim.is_cancelled or refused or otherwise, f"{fence} is stale, though nobody else ended it")
+                if not (claim.is_cancelled or refused or otherwise):
+                    raise Broken(f"{fence} is stale, though nobody else ended it")
 
     def cancelled(self, job: JobRow) -> None:
         """A person cancelled a job that was like this."""
@@ -174,10 +175,13 @@ class Accounts:
         check(
             running == lost, f"jobs run for ever without an excuse: {sorted(running - lost)}; {sorted(lost - running)}"
         )
+        claims: defaultdict[int, list[Claim]] = defaultdict(list)
+        for claim in self.claims.values():
+            claims[claim.attempt.id].append(claim)
         for job in jobs:
             if job.state is not JobState.RUNNING:
                 check(job.state.is_terminal, f"job {job.id} is left {job.state}")
-                self._check_end(job, expected[job.id])
+                self._check_end(job, claims[job.id], expected[job.id])
 
     def close_follow_ups(self, jobs: Sequence[JobRow], followed: Mapping[tuple[int, str], int]) -> None:
         """Each job that its worker completed has the follow-ups it asked for, once; every other one has none."""
@@ -190,18 +194,17 @@ class Accounts:
         }
         check(expected == dict(followed), f"follow-ups differ: {expected.items() ^ dict(followed).items()}")
 
-    def _check_end(self, job: JobRow, expected: str | None) -> None:
-        claims = [claim for claim in self.claims.values() if claim.attempt.id == job.id]
+    def _check_end(self, job: JobRow, claims: Sequence[Claim], expected: str | None) -> None:
         if job.id in self.cancelled_jobs:
             check(job.state is JobState.CANCELLED, f"job {job.id} was cancelled and is {job.state}")
             return
         if any(claim.rescue is not None for claim in claims):
             expected = None  # a worker died with it, perhaps on its last attempt
         ends = [claim.accepted[1] for claim in claims if claim.accepted is not None]
-        check(sum(end.to is job.state for end in ends) == 1, f"job {job.id} is {job.state}, reached {ends}")
-        check(
-            expected is None or job.state == expected, f"job {job.id} is {job.state} and not {expected}: {job.errors}"
-        )
+        if sum(end.to is job.state for end in ends) != 1:
+            raise Broken(f"job {job.id} is {job.state}, reached {ends}")
+        if expected is not None and job.state != expected:
+            raise Broken(f"job {job.id} is {job.state} and not {expected}: {job.errors}")
         counted = sum(end.to not in {JobState.AVAILABLE, JobState.SCHEDULED} for end in ends)
         check(job.attempt == counted, f"job {job.id} counts {job.attempt} attempts, {counted} ended")
 

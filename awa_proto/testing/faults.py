@@ -36,8 +36,8 @@ class Faults:
     """How often what goes wrong: probabilities, and seconds.
 
     entry, lost, later, half, outrun: see Fault. latency: the mean of an Op; slow: how often one takes thirty times as
-    long. notice_lost, notice_twice: of notifications. deaf: how often an Op is followed by the loss of the listening
-    connection.
+    long. answer_twice: how often an answer comes again. notice_lost, notice_twice: of notifications. deaf: how often an Op
+    is followed by the loss of the listening connection.
     """
 
     entry: float = 0.0
@@ -47,6 +47,7 @@ class Faults:
     outrun: float = 0.0
     latency: float = 0.001
     slow: float = 0.0
+    answer_twice: float = 0.0
     notice_lost: float = 0.0
     notice_twice: float = 0.0
     deaf: float = 0.0
@@ -62,12 +63,15 @@ class Faults:
         return cls(
             entry=some(), lost=some(), later=some(), half=some(), outrun=some(),
             latency=random.choice((0.0005, 0.002, 0.02)), slow=some() / 4,
+            answer_twice=some(),
             notice_lost=some() * 2, notice_twice=some(), deaf=some() / 5,
         )  # fmt: skip
 
     def strike(self, op: str, random: Random) -> Fault:
         """What happens to this Op."""
         dice = random.random()
+        if dice >= self.entry + self.lost + self.later + self.half + self.outrun:
+            return Fault.NONE
         for fault, likely in (
             (Fault.REFUSED_ENTRY, self.entry),
             (Fault.ANSWER_LOST, self.lost),

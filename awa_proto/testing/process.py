@@ -23,8 +23,10 @@ from awa_proto.outcome import Raised, Returned
 from awa_proto.recording import Recording
 from awa_proto.store import Claimed, Ended, Verdict, Verdicts
 from awa_proto.testing.accounts import Broken, check
+from awa_proto.testing.booked import BookedStore
 from awa_proto.testing.faults import Fault, refusal, silence
-from awa_proto.testing.simulator import FOLLOW_UPS, HOOKED, TASKS, BookedStore, Simulation, end_of, follows, play
+from awa_proto.testing.heart import Heart
+from awa_proto.testing.simulator import FOLLOW_UPS, HOOKED, TASKS, Simulation, end_of, follows, play
 from awa_proto.worker.config import WorkerConfig
 from awa_proto.worker.declare import NO_CRON
 from awa_proto.worker.events import (
@@ -39,16 +41,16 @@ from awa_proto.worker.events import (
     ListenLost,
     OpDone,
     OpFailed,
-    Ping,
-    Pinged,
     RunOp,
     StartJob,
     StopAsked,
     Stopped,
     Woken,
 )
-from awa_proto.worker.heartbeat import Heartbeat
 from awa_proto.worker.worker import WorkerMachine
+
+_ROUNDED = 1e-6
+"""Seconds, more than what is lost where a clock that stood still is added and subtracted."""
 
 
 class HandlerCancelled(BaseException):
@@ -62,57 +64,11 @@ class _Handler:
     is_over: bool = False
 
 
-class Heart:
-    """The thread of a process's heartbeat.
-
-    fails: whether its statements do not reach the database.
-    """
-
-    def __init__(self, world: Simulation, process: Process, machine: Heartbeat) -> None:
-        self._world = world
-        self._process = process
-        self.machine = machine
-        self.fails = False
-        machine.start(world.now)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        if not self._process.is_alive:
-            return
-        while (output := self.machine.poll_output()) is not None:
-            self._world.beats.append((self._world.now, self._process.number, output))
-            match output:
-                case RunOp():
-                    takes = self._world.faults.takes(self._world.random)
-                    self._world.at(self._world.now + takes, partial(self._end, output))
-                case Ping(number=number):
-                    self._process.put(Pinged(number))
-                case Emit(key=key):
-                    self._world.told[key] += 1
-        due = self.machine.next_deadline()
-        if due is not None:
-            self._world.at(max(due, self._world.now), self._ring)
-
-    def _ring(self) -> None:
-        due = self.machine.next_deadline()
-        if self._process.is_alive and due is not None and due <= self._world.now:
-            self.machine.handle_timeout(self._world.now)
-            self._go_on()
-
-    def _end(self, run: RunOp) -> None:
-        if self._process.is_alive:
-            if self.fails:
-                self.machine.handle(OpFailed(run.id, silence()), self._world.now)
-            else:
-                self.machine.handle(OpDone(run.id, play(run.op)), self._world.now)
-            self._go_on()
-
-
 class Process:
     """One worker process.
 
     handlers: those whose end the machine has not heard of. stopped: how it ended, when it did by itself. heart: the thread of
-    its heartbeat, once it is registered. is_stuck: its loop handles nothing.
+    its heartbeat, once it is registered.
     """
 
     def __init__(
@@ -130,10 +86,14 @@ class Process:
         self._timer_at = math.inf
         self._lanes: set[Lane] = set()
         self._is_half_open = False
-        self.is_stuck = False
+        self._stuck_until = -math.inf
+        self._frozen_until = -math.inf
+        self._slept = 0.0
+        self._missed: list[Callable[[], object]] = []
         self.number = number
         self.config = config
         self.store = BookedStore(world.time, world.random.random, shares=world.store, notified=self._notified)
+        self.store.kept_for = config.retention
         self.machine = WorkerMachine(
             store=self.store,
             tasks=TASKS,
@@ -159,9 +119,60 @@ class Process:
 
     def start(self) -> Process:
         """The process starts."""
-        self.machine.start(self._world.now)
+        self.machine.start(self.clock)
         self._perform()
         return self
+
+    # its clock, and what holds it up
+
+    @property
+    def clock(self) -> float:
+        """Its monotonic clock, which does not count while its host sleeps."""
+        return self._world.now - self._slept
+
+    def moment(self, clock: float) -> float:
+        """When its clock shows that, or a little later."""
+        return clock + self._slept + _ROUNDED if self._slept else clock
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its loop handles nothing."""
+        return self._world.now < self._stuck_until
+
+    def stick(self, seconds: float) -> None:
+        """Something blocks its loop for so long. The heart beats on."""
+        self._stuck_until = max(self._stuck_until, self._world.now + seconds)
+        self._world.at(self._stuck_until, self._come_back)
+
+    def freeze(self, seconds: float, *, sleeps: bool = False) -> None:
+        """All of it stands still for so long. sleeps: its host does, so that its clock stands still too."""
+        if self._world.now < self._frozen_until:
+            return
+        self._frozen_until = self._world.now + seconds
+        self._stuck_until = max(self._stuck_until, self._frozen_until)
+        self._world.at(self._frozen_until, partial(self._thaw, seconds if sleeps else 0.0))
+
+    def goes_on(self, act: Callable[[], object]) -> bool:
+        """Whether its threads run; what one of them was to do meanwhile is done when they do again."""
+        if self._world.now < self._frozen_until:
+            self._missed.append(act)
+            return False
+        return self.is_alive
+
+    def _thaw(self, slept: float) -> None:
+        self._slept += slept
+        missed, self._missed = self._missed, []
+        for act in missed:
+            act()
+        if self.heart is not None:
+            self.heart.go_on()
+        self._come_back()
+
+    def _come_back(self) -> None:
+        if not self.is_stuck and self.is_alive:
+            self._timer_at = math.inf
+            self.put()
+            self._set_timer(self.machine.next_deadline())
 
     # the loop of a driver
 
@@ -171,17 +182,6 @@ class Process:
         if not self._turn_is_due:
             self._turn_is_due = True
             self._world.at(self._world.now + self._world.loop_delay(), self._turn)
-
-    def stick(self, seconds: float) -> None:
-        """Something blocks its loop for so long. The heart beats on."""
-        self.is_stuck = True
-        self._world.at(self._world.now + seconds, self._come_back)
-
-    def _come_back(self) -> None:
-        self.is_stuck = False
-        self._timer_at = math.inf
-        self.put()
-        self._set_timer(self.machine.next_deadline())
 
     def stop(self, grace: float) -> None:
         """It is asked to stop."""
@@ -201,7 +201,7 @@ class Process:
                     self._at_work[event.attempt.queue] -= 1
             elif isinstance(event, OpDone) and event.id in self._claims:
                 self._world.accounts.told(self._claims.pop(event.id))
-        self.machine.handle(events, self._world.now)
+        self.machine.handle(events, self.clock)
         self._perform()
 
     def _timeout(self, timer: int) -> None:
@@ -209,13 +209,14 @@ class Process:
             return
         self._timer_at = math.inf
         due = self.machine.next_deadline()
-        if due is None or due > self._world.now:
+        clock = self.clock
+        if due is None or due > clock:
             self._set_timer(due)
             return
-        self.machine.handle_timeout(self._world.now)
+        self.machine.handle_timeout(clock)
         self._perform()
         deadline = self.machine.next_deadline()
-        check(deadline is None or deadline > self._world.now, "a timer that was handled is due again at once")
+        check(deadline is None or deadline > clock, "a timer that was handled is due again at once")
 
     def _perform(self) -> None:
         while (output := self.machine.poll_output()) is not None:
@@ -224,10 +225,8 @@ class Process:
             match output:
                 case StartJob(attempt=attempt, args=args, recordings=recordings):
                     self._start(attempt, args)
-                    if attempt.id % 5 == 0:
-                        recording = Recording(attempt, None)
-                        recording.stage(follows(attempt.id), 1, EnqueueRequest({}))
-                        recordings[attempt.id, attempt.run_lease] = recording
+                    if attempt.id % 5 == 0 or attempt.id % 7 == 0:
+                        recordings[attempt.id, attempt.run_lease] = _recorded(attempt)
                 case RunOp():
                     self._run(output)
                 case CancelJob(attempt=attempt):
@@ -254,7 +253,7 @@ class Process:
             self._timer += 1
             timer = self._timer
             self._timer_at = deadline
-            self._world.at(max(deadline, self._world.now), lambda: self._timeout(timer))
+            self._world.at(max(self.moment(deadline), self._world.now), partial(self._timeout, timer))
 
     def _check(self) -> None:
         if self.stopped is not None:
@@ -278,16 +277,16 @@ class Process:
         self._at_work[attempt.queue] += 1
         self._is_changed = True
         run = world.accounts.runs[attempt.id]
-        world.at(world.now + plan["takes"], lambda: self._end(handler, end_of(plan, run)))
+        world.at(world.now + plan["takes"], partial(self._end, handler, end_of(plan, run)))
 
     def _cancel(self, attempt: Attempt) -> None:
         handler = self.handlers.get((attempt.id, attempt.run_lease))
         if handler is not None and not handler.is_stubborn:
             after = 0.01 * self._world.random.random()
-            self._world.at(self._world.now + after, lambda: self._end(handler, Raised(HandlerCancelled())))
+            self._world.at(self._world.now + after, partial(self._end, handler, Raised(HandlerCancelled())))
 
     def _end(self, handler: _Handler, ended: Returned | Raised) -> None:
-        if self.is_alive and not handler.is_over:
+        if not handler.is_over and self.goes_on(partial(self._end, handler, ended)):
             handler.is_over = True
             event = JobEnded(handler.attempt, ended)
             self.put(event)
@@ -302,34 +301,33 @@ class Process:
         check(not (name == "claim" and self.stop_seen), "a claim after the stop")
         self._lanes.add(run.lane)
         ended, flush = self.store.flush_of(run.op)
-        takes = world.faults.takes(world.random)
+        takes = world.takes(run.lane)
         answer = world.now + takes
         fault = world.interfere(self.number, run)
         if fault is None:
             fault = world.faults.strike(name, world.random)
         if run.lane is Lane.LISTEN and self._is_half_open:
-            world.at(answer + 1.0, lambda: self._failed(run, silence()))
+            world.at(answer + 1.0, partial(self._failed, run, silence()))
         elif isinstance(fault, DatabaseError):
-            error = fault
-            world.at(answer, lambda: self._failed(run, error))
+            world.at(answer, partial(self._failed, run, fault))
         elif fault is Fault.REFUSED_ENTRY:
-            world.at(answer, lambda: self._failed(run, refusal(world.random)))
+            world.at(answer, partial(self._failed, run, refusal(world.random)))
         elif fault is Fault.DONE_LATER:
-            world.at(answer, lambda: self._failed(run, silence()))
-            world.at(answer + takes * 3 * world.random.random(), lambda: self._execute(run, fault, ended, flush))
+            world.at(answer, partial(self._failed, run, silence()))
+            world.at(answer + takes * 3 * world.random.random(), partial(self._execute, run, fault, ended, flush))
         else:
             reached = world.now + takes * world.random.random()
-            world.at(reached, lambda: self._execute_and_answer(run, fault, ended, flush, answer))
+            world.at(reached, partial(self._execute_and_answer, run, fault, ended, flush, answer))
 
     def _execute_and_answer(self, run: RunOp, fault: Fault, ended: Any, flush: int, at: float) -> None:
         world = self._world
         result = self._execute(run, fault, ended, flush)
         if isinstance(result, DatabaseError):
-            world.at(at, lambda: self._failed(run, result))
+            world.at(at, partial(self._failed, run, result))
         elif fault in {Fault.ANSWER_LOST, Fault.HALF_DONE}:
-            world.at(at, lambda: self._failed(run, silence()))
+            world.at(at, partial(self._failed, run, silence()))
         else:
-            world.at(at, lambda: self._done(run, result))
+            world.at(at, partial(self._done, run, result))
 
     def _execute(self, run: RunOp, fault: Fault, ended: Any, flush: int) -> Any:
         """The server does it."""
@@ -368,8 +366,11 @@ class Process:
             elif run.op.name == "unknown":
                 self._claims[run.id] = result
             self.put(OpDone(run.id, result))
-            if self._world.random.random() < self._world.faults.deaf:
-                self.go_deaf(is_noticed=self._world.random.random() < 0.5)
+            world = self._world
+            if world.random.random() < world.faults.deaf:
+                self.go_deaf(is_noticed=world.random.random() < 0.5)
+            if world.random.random() < world.faults.answer_twice:
+                world.at(world.now + world.takes(run.lane), partial(self.put, OpDone(run.id, result)))
 
     def _failed(self, run: RunOp, error: DatabaseError) -> None:
         if self.is_alive:
@@ -385,7 +386,7 @@ class Process:
         faults, random = self._world.faults, self._world.random
         if self.is_alive and not self._is_half_open and random.random() >= faults.notice_lost:
             for _ in range(2 if random.random() < faults.notice_twice else 1):
-                self._world.at(self._world.now + faults.takes(random), lambda: self.put(Woken(queue)))
+                self._world.at(self._world.now + faults.takes(random), partial(self.put, Woken(queue)))
 
     def go_deaf(self, *, is_noticed: bool) -> None:
         """The listening connection breaks; else nobody notices until something is sent on it."""
@@ -416,6 +417,16 @@ class Process:
         self.is_alive = False
         self.store.disconnect()
         self._world.accounts.excuse(self.number, "killed")
+
+
+def _recorded(attempt: Attempt) -> Recording:
+    """What the handler of one in five, and of one in seven, has to say."""
+    recording = Recording(attempt, None)
+    if attempt.id % 5 == 0:
+        recording.stage(follows(attempt.id), 1, EnqueueRequest({}))
+    if attempt.id % 7 == 0:
+        recording.set_progress(50, None)
+    return recording
 
 
 def _is_poison(one: Ended) -> bool:

@@ -1,20 +1,25 @@
-"""A whole life drawn from a seed: workers and producers among faults, then calm, and at the end every job accounted for."""
+"""A whole life drawn from a seed: workers and producers among faults, then calm, and at the end every job accounted for.
+
+Most lives are short and full, a few are slow: in their minutes leases end, silent workers are taken as dead, hosts sleep and
+clocks are set. In some the leader goes when all is calm, and its duties must go on.
+"""
 
 from __future__ import annotations
 
 from random import Random
 
+from awa_proto.retention import DAY, Retention
 from awa_proto.testing.accounts import check
 from awa_proto.testing.faults import Faults, is_down
 from awa_proto.testing.process import Process
 from awa_proto.testing.simulator import Job, Simulation, play
-from awa_proto.worker.config import QueueConfig, WorkerConfig
-from awa_proto.worker.events import DrainAsked
+from awa_proto.testing.succession import succeed
+from awa_proto.testing.ticks import Ticks
+from awa_proto.worker.config import Liveness, QueueConfig, WorkerConfig
+from awa_proto.worker.events import DrainAsked, Lane
 
-TROUBLE = 2.5
-"""Seconds of the world with faults."""
-LONGEST = 4.0
-"""Seconds after which nothing that began in trouble is under way any more: a slow Op, one done later, a restart."""
+QUICK = Liveness(heartbeat_interval=1.0, stale_after=4.0, rescue_interval=2.0, deadline_interval=1.0)
+"""Signs of life ten times as often as usual, so that a life in which some are missed is over soon."""
 IDLE = 15.0
 """Seconds after the last job in which statements are counted."""
 _ENDS: tuple[tuple[tuple[str, ...], int, str | None], ...] = (
@@ -38,92 +43,102 @@ def live(seed: int) -> Simulation:
     world = Simulation(seed, faults=Faults.draw(random))
     life = _Life(world, random)
     life.begin()
-    world.run(TROUBLE)
+    world.run(life.trouble)
     life.calm_down()
-    world.run(world.now + LONGEST)
     world.run_until(life.is_settled, at_most=400.0, step=1.0)
-    life.idle()
+    life.go_on()
     life.end()
     return world
 
 
 class _Life:
+    """trouble: seconds of the world with faults."""
+
     def __init__(self, world: Simulation, random: Random) -> None:
         self._world = world
         self._random = random
         self._workers: list[Process] = []
-        self._is_calm = False
-        names = ["q", "r", "s"][: random.choice((1, 1, 2, 3))]
+        self._is_slow = random.random() < 0.04
+        self.trouble = 50.0 if self._is_slow else 0.8
+        longest = world.faults.latency * (45 if world.faults.slow else 1.5)
+        self._calm_at = self.trouble + 1.0 + 4 * longest  # then nothing that began in trouble is under way
+        self._ticks = Ticks(world) if self._is_slow or random.random() < 0.1 else None
+        names = ["q", "r", "s"][: random.choice((1, 1, 1, 2, 3))]
         self._queues = {
             name: QueueConfig(
                 max_workers=random.choice((1, 2, 5, 20)),
                 rate_limit=random.choice((None, None, None, (20.0, 3))),
                 deadline=random.choice((None, None, None, 30.0)),
+                dead_letters=random.choice((None, None, True)),
             )
             for name in names
         }
-        self._poll = random.choice((0.5, 2.0, 2.0, 2.0))
+        kept = random.choice((DAY, DAY, 8.0))
+        self._retention = Retention(completed=kept, failed=kept + 1.0, dead_letters=kept + 2.0)
+        self._poll = random.choice((0.5, 2.0, 2.0, 2.0, 2.0))
+        self._liveness = Liveness() if self._is_slow else random.choice((Liveness(), QUICK, QUICK))
 
     def begin(self) -> None:
         """Workers start, producers produce, people interfere, all at random moments."""
-        world, random = self._world, self._random
-        for _ in range(random.choice((1, 1, 2, 3))):
-            world.at(random.random() * 0.5, self._start_worker)
-        for _ in range(random.randrange(2, 7)):
-            world.at(random.random() * TROUBLE, self._produce)
+        world, random, trouble = self._world, self._random, self.trouble
+        for _ in range(random.choice((1, 1, 1, 2, 3))):
+            world.at(random.random() * 0.3, self._start_worker)
+        for _ in range(random.randrange(1, 4)):
+            world.at(random.random() * trouble, self._produce)
         if random.random() < 0.3:
             queue = random.choice(list(self._queues))
-            world.at(random.random() * 2, lambda: play(world.store.pause_queue(queue, None)))
-            world.at(2 + random.random() * 2, lambda: play(world.store.resume_queue(queue)))
+            world.at(random.random() * trouble, lambda: play(world.store.pause_queue(queue, None)))
+            world.at((1 + random.random()) * trouble, lambda: play(world.store.resume_queue(queue)))
+            self._calm_at = max(self._calm_at, 2 * trouble)
         if random.random() < 0.2:
             queue = random.choice(list(self._queues))
-            world.at(random.random() * 2, lambda: play(world.store.set_stripes(queue, random.randrange(2, 5))))
+            world.at(random.random() * trouble, lambda: play(world.store.set_stripes(queue, random.randrange(2, 5))))
         if random.random() < 0.2:
-            world.at(random.random() * TROUBLE, world.store.turn_ring)
+            world.at(random.random() * trouble, world.store.turn_ring)
         for _ in range(random.choice((0, 0, 1, 3))):
-            world.at(random.random() * TROUBLE, self._cancel_one)
-        for _ in range(random.choice((0, 1, 2))):
-            world.at(0.5 + random.random() * (TROUBLE - 1), self._disturb_worker)
+            world.at(random.random() * trouble, self._cancel_one)
+        for _ in range(random.choice((2, 4, 6)) if self._is_slow else random.choice((0, 1, 2))):
+            world.at(0.2 + random.random() * (trouble - 0.2), self._disturb_worker)
+        for _ in range(random.choice((0, 1, 2)) if self._is_slow else random.random() < 0.1):
+            world.at(random.random() * trouble, self._set_clock)
         if random.random() < 0.15:
-            start = random.random() * TROUBLE / 2
-            end = start + random.random() * TROUBLE / 2
+            lane, seconds = random.choice(list(Lane)), random.choice((0.2, 1.0))
+            world.at(random.random() * trouble / 2, lambda: world.crawling.update({lane: seconds}))
+            self._calm_at += 4 * seconds
+        if random.random() < 0.15:
+            start = random.random() * trouble / 2
+            end = start + random.random() * trouble / 2
             world.interfere = lambda _number, _run: is_down() if start <= world.now < end else None
 
     def calm_down(self) -> None:
         """No more faults."""
         world = self._world
-        self._is_calm = True
         world.faults = Faults(latency=world.faults.latency)
         world.interfere = lambda _number, _run: None
-        if not any(worker.is_alive and not worker.stop_seen for worker in self._workers):
+        world.crawling.clear()
+        if not self._working:
             self._start_worker()
 
     def is_settled(self) -> bool:
         """Every job has ended, whatever happened to the workers that had it."""
-        if any(worker.handlers or worker.machine.unwritten for worker in self._workers if worker.is_alive):
-            return False
-        return all(state.is_terminal for state in self._world.states.values())
+        for worker in self._workers:
+            if worker.is_alive and (worker.is_stuck or worker.handlers or worker.machine.unwritten):
+                return False
+        return self._world.now >= self._calm_at and all(state.is_terminal for state in self._world.states.values())
 
-    def idle(self) -> None:
-        """A drained worker says so, and sends no more than a statement a second; one for all does the upkeep besides."""
-        world = self._world
-        workers = [worker for worker in self._workers if worker.is_alive and not worker.stop_seen]
-        for worker in workers:
-            worker.put(DrainAsked("?"))
-        world.run(world.now + 3.0)
-        for worker in workers:
-            check(worker.drained == ["?"], "a worker with nothing to do does not say so")
-        if self._random.random() < 0.75:
-            return
-        before = len(world.trace)
-        world.run(world.now + IDLE)
-        since = world.trace[before:]
-        upkeep = world.upkeep(since)
-        sent = sum(line[2] == "run" for line in since) - upkeep
-        allowed = (IDLE + 6) * len(workers)  # a few more when stripes are learnt of, or a half-open connection is found
-        check(sent <= allowed or self._poll < 1, f"{sent} statements in {IDLE} idle seconds, {allowed} allowed")
-        # one that begins to lead does every duty once, soon
-        check(upkeep <= 2 * IDLE + 10, f"{upkeep} statements of upkeep in {IDLE} idle seconds")
+    def go_on(self) -> None:
+        """What holds when nothing is in the way any more."""
+        world, dice = self._world, self._random.random()
+        if dice < (0.5 if self._is_slow else 0.05):
+            while len(self._working) < 2:
+                self._start_worker()
+            succeed(world, self._working, list(self._queues), self._ticks)
+            if not self._working:
+                self._start_worker()
+            world.run_until(self.is_settled, at_most=90.0, step=1.0)
+        self._answer_drains()
+        if dice > 0.95:
+            self._idle()
 
     def end(self) -> None:
         """Everybody stops, and the books are closed."""
@@ -136,21 +151,53 @@ class _Life:
             check(not worker.is_alive, "a worker did not stop")
         world.accounts.close(world.rows, {number: job.expect for number, job in world.jobs.items()})
         world.accounts.close_follow_ups(world.rows, world.followed)
+        if self._ticks is not None:
+            self._ticks.check()
+
+    @property
+    def _working(self) -> list[Process]:
+        return [worker for worker in self._workers if worker.is_alive and not worker.stop_seen]
+
+    def _answer_drains(self) -> None:
+        """A drained worker says so."""
+        workers = self._working
+        for worker in workers:
+            worker.put(DrainAsked("?"))
+        # Raises Broken when a worker with nothing to do does not say so
+        self._world.run_until(lambda: all(worker.drained == ["?"] for worker in workers), at_most=3.0)
+
+    def _idle(self) -> None:
+        """It sends no more than a statement a second; one for all does the upkeep besides."""
+        world, workers = self._world, self._working
+        before = len(world.trace)
+        world.run(world.now + IDLE)
+        since = world.trace[before:]
+        upkeep = world.upkeep(since)
+        sent = sum(line[2] == "run" for line in since) - upkeep
+        allowed = (IDLE + 6) * len(workers)  # a few more when stripes are learnt of, or a half-open connection is found
+        check(sent <= allowed or self._poll < 1, f"{sent} statements in {IDLE} idle seconds, {allowed} allowed")
+        # one that begins to lead does every duty once, soon; a moment of cron jobs is found, and enqueued
+        liveness = self._liveness
+        allowed = 10 + IDLE * (1.5 + (self._ticks is not None))
+        allowed += 1.2 * IDLE * (1 / liveness.rescue_interval + 1 / liveness.deadline_interval)
+        check(upkeep <= allowed, f"{upkeep} statements of upkeep in {IDLE} idle seconds, {allowed} allowed")
 
     # what happens
 
     def _start_worker(self) -> None:
-        number = len(self._workers) + 1
-        config = WorkerConfig(self._queues, poll_interval=self._poll, max_unwritten=self._random.choice((1, 2000)))
-        self._workers.append(Process(self._world, config, number).start())
+        config = WorkerConfig(
+            self._queues, poll_interval=self._poll, max_unwritten=self._random.choice((1, 2000)), retention=self._retention,
+            liveness=self._liveness,
+        )  # fmt: skip
+        self._workers.append(Process(self._world, config, len(self._workers) + 1).start())
 
     def _disturb_worker(self) -> None:
         random = self._random
-        alive = [worker for worker in self._workers if worker.is_alive and not worker.stop_seen]
-        if not alive:
+        if not self._working:
             return
-        worker = random.choice(alive)
-        match random.choice(("stop", "stop", "stop twice", "die", "deaf")):
+        worker = random.choice(self._working)
+        seconds = random.random() * (50.0 if self._is_slow else 1.0)
+        match random.choice(("stop", "stop", "stop twice", "die", "deaf", "stick", "freeze", "sleep")):
             case "stop":
                 worker.stop(random.choice((0.0, 0.1, 2.0)))
             case "stop twice":
@@ -158,17 +205,27 @@ class _Life:
                 self._world.at(self._world.now + random.random(), lambda: worker.stop(0.0))
             case "die":
                 worker.die()
-            case _:
+            case "deaf":
                 worker.go_deaf(is_noticed=random.random() < 0.5)
                 return
+            case "stick":
+                worker.stick(seconds)
+                return
+            case which:
+                worker.freeze(seconds, sleeps=which == "sleep")
+                return
         self._world.at(self._world.now + random.random(), self._start_worker)
+
+    def _set_clock(self) -> None:
+        """The clock of the database is set, or another server with another clock takes over."""
+        self._world.skew += self._random.choice((-0.2, 0.2, -3.0, 3.0, -40.0, 40.0))
 
     def _cancel_one(self) -> None:
         if self._world.jobs:
             self._world.cancel(self._random.choice(list(self._world.jobs)))
 
     def _produce(self) -> None:
-        jobs = [self._job() for _ in range(self._random.choice((1, 1, 3, 10, 20)))]
+        jobs = [self._job() for _ in range(self._random.choice((1, 1, 2, 5, 15)))]
         for _ in range(1 + (self._random.random() < 0.1)):  # a producer whose answer was lost may do it twice
             self._world.insert(*jobs)
 
@@ -177,8 +234,9 @@ class _Life:
         ends, attempts, expect = random.choice(_ENDS) if random.random() < 0.5 else _ENDS[0]
         queue = random.choice(list(self._queues))
         job = Job(
-            takes=random.choice((0.0, 0.0, 0.005, 0.05, 0.5)),
-            ends=ends, queue=queue, priority=random.randrange(1, 5), max_attempts=attempts, expect=expect,
+            takes=random.choice((0.0, 0.05, 5.0, 20.0) if self._is_slow else (0.0, 0.0, 0.005, 0.05, 0.5)),
+            ends=ends, queue=queue, priority=random.randrange(1, 5), max_attempts=attempts,
+            expect=None if self._is_slow and attempts < 25 else expect,  # a deadline may pass while all stands still
             delay=random.choice((0.0, 0.0, 0.0, 1.0)), ordering=random.choice((None, 7)),
         )  # fmt: skip
         match random.randrange(60):

@@ -17,8 +17,6 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any, TypeVar, assert_never
 
-from typing_extensions import override
-
 from awa_proto.errors import DatabaseError, SerializationError, TerminalError
 from awa_proto.extra import encode
 from awa_proto.followup import FollowUp, Registered
@@ -26,12 +24,24 @@ from awa_proto.job import JobRow, JobState
 from awa_proto.options import EnqueueRequest
 from awa_proto.outcome import Cancel, Completed, Outcome, Raised, RetryAfter, Returned, Snooze
 from awa_proto.plan import Op
-from awa_proto.store import Cancelled, Ended, NewJob, Verdicts
-from awa_proto.store.memory import MemoryStore
+from awa_proto.store import Cancelled, NewJob
 from awa_proto.task import Task
 from awa_proto.testing.accounts import Accounts, Broken
+from awa_proto.testing.booked import BookedStore
 from awa_proto.testing.faults import Fault, Faults
-from awa_proto.worker.events import Beat, CancelJob, Drained, Emit, Happened, Output, Ping, RunOp, StartJob, Stopped
+from awa_proto.worker.events import (
+    Beat,
+    CancelJob,
+    Drained,
+    Emit,
+    Happened,
+    Lane,
+    Output,
+    Ping,
+    RunOp,
+    StartJob,
+    Stopped,
+)
 
 T = TypeVar("T")
 
@@ -39,25 +49,6 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 KIND = "simulated"
 FOLLOW = "follow"
 """The kind of follow-ups, which lie in a queue that nobody serves."""
-
-
-class BookedStore(MemoryStore):
-    """A MemoryStore that remembers what each flush consists of, so that it can be cut in pieces."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._flushes: dict[int, tuple[Op[Verdicts], Sequence[Ended], int]] = {}
-
-    @override
-    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
-        op = super().finalize(ended, flush)
-        self._flushes[id(op)] = op, ended, flush
-        return op
-
-    def flush_of(self, op: Op[Any]) -> tuple[Sequence[Ended], int]:
-        """What an Op writes, and the number of the flush; nothing, of one that is no flush. Once."""
-        _, ended, flush = self._flushes.pop(id(op), (op, (), 0))
-        return ended, flush
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +79,8 @@ class Simulation:
     """The world: virtual time, the database, the processes, and people.
 
     seed: of all chance. faults: what goes wrong. interfere: decides over single Ops of a scenario (None: leave it to the
-    faults). loop: the longest a driver takes to look into its inbox.
+    faults). loop: the longest a driver takes to look into its inbox. skew: seconds by which the clock of the database was set,
+    forward or back. crawling: seconds that every Op takes longer on a lane.
     """
 
     def __init__(self, seed: int, *, faults: Faults | None = None, loop: float = 0.0005) -> None:
@@ -98,6 +90,8 @@ class Simulation:
         self.faults = Faults(latency=0.0) if faults is None else faults
         self.interfere: Callable[[int, RunOp], Fault | DatabaseError | None] = lambda _number, _run: None
         self.store = BookedStore(self.time, self.random.random)
+        self.skew = 0.0
+        self.crawling: dict[Lane, float] = {}
         self.accounts = Accounts()
         self.jobs: dict[int, Job] = {}
         self.trace: list[tuple[Any, ...]] = []
@@ -111,11 +105,16 @@ class Simulation:
 
     def time(self) -> datetime:
         """Database time."""
-        return EPOCH + timedelta(seconds=self.now)
+        return EPOCH + timedelta(seconds=self.now + self.skew)
 
     def at(self, at: float, act: Callable[[], object]) -> None:
         """Something to come."""
         heapq.heappush(self._heap, (at, next(self._numbers), act))
+
+    def takes(self, lane: Lane) -> float:
+        """Seconds until the answer of an Op."""
+        takes = self.faults.takes(self.random)
+        return takes + self.crawling.get(lane, 0.0) if self.crawling else takes
 
     def loop_delay(self) -> float:
         """How long a driver's loop takes to look into its inbox."""
@@ -174,14 +173,14 @@ class Simulation:
 
     @property
     def rows(self) -> list[JobRow]:
-        """Every job that a producer committed."""
-        return [row for row in self.store.rows if row.kind != FOLLOW]
+        """Every job that a producer committed; of one that retention has deleted, as it was then."""
+        return [row for row in (*self.store.rows, *self.store.gone.values()) if row.id in self.jobs]
 
     @property
     def states(self) -> dict[int, JobState]:
         """Where each of them is."""
-        found = self.store.states
-        return {number: found[number] for number in self.jobs}
+        found, gone = self.store.states, self.store.gone
+        return {number: found[number] if number in found else gone[number].state for number in self.jobs}
 
     @property
     def followed(self) -> Counter[tuple[int, str]]:
@@ -201,7 +200,7 @@ class Simulation:
                 line = ("cancel", attempt.id, reason)
             case Emit(key=key, fields=fields):
                 self.told[key] += 1
-                line = ("emit", key, str(fields))
+                line = ("emit", key, fields)
             case Happened(events=told):
                 for event in told:
                     self.trace.append((self.now, number, "happened", event.job.id, type(event).__name__))

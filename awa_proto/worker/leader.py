@@ -109,7 +109,8 @@ class Leader:
             return
         if self.leads:
             self._stand_down()
-        wait = leadership.expires_in if leadership.expires_in > 0 and not leadership.is_mine else SHORTLY
+        # One that lasts longer than leases do was given before the clock of the database was set back.
+        wait = min(leadership.expires_in, LEASE) if leadership.expires_in > 0 and not leadership.is_mine else SHORTLY
         self._look_at(now + wait + SPREAD * self._context.random())
 
     def _failed(self, error: DatabaseError, now: float) -> None:

@@ -97,6 +97,8 @@ class Promoter:
             self._sooner = math.inf
             self._last = now
             since = None if self._until is None else self._until - BEFORE
+            if since is not None and since > self._context.clock.at(now):  # the clock of the database was set back
+                since = self._until = None
             if now - self._whole_at >= WHOLE_EVERY:
                 self._whole_at = now
                 since = None

@@ -152,6 +152,17 @@ def test_failures_to_renew_do_not_end_a_lease_that_holds() -> None:
     assert bench.leads
 
 
+def test_a_follower_asks_again_within_a_lease_though_the_clock_of_the_database_was_set_back() -> None:
+    """Then the lease of the leader seems to last for hours, and it may die in the meantime."""
+    bench = Watched()
+    bench.running()
+    bench.done("lead", Leadership(8, False, 1, 3600.0))
+    bench.quiet(LEASE - 1)
+    assert "lead" not in bench.ops
+    bench.quiet(1 + SPREAD + 0.5)
+    assert "lead" in bench.ops
+
+
 def test_a_lease_that_somebody_else_took_ends_the_upkeep_at_once() -> None:
     bench = Watched().leading()
     bench.quiet(RENEW_EVERY)

@@ -1,5 +1,9 @@
-"""Lives of workers in virtual time: thousands drawn from seeds, and a few arranged by hand."""
+"""Lives of workers in virtual time: thousands drawn from seeds, and a few arranged by hand.
 
+AWA_SIMULATOR_SEEDS: how many lives; 5000 unless said otherwise.
+"""
+
+import os
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
@@ -12,10 +16,10 @@ from awa_proto.testing.process import Process
 from awa_proto.testing.scenarios import live
 from awa_proto.testing.simulator import Job, Simulation, play
 from awa_proto.worker.config import QueueConfig, WorkerConfig
-from awa_proto.worker.events import DrainAsked, RunOp
+from awa_proto.worker.events import DrainAsked, Lane, RunOp
 from awa_proto.worker.lifecycle import Phase
 
-SEEDS = 2000
+SEEDS = int(os.environ.get("AWA_SIMULATOR_SEEDS", "5000"))
 CHUNK = 200
 
 
@@ -48,9 +52,16 @@ def failing(name: str, error: Callable[[], DatabaseError], times: int) -> Callab
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover  # which would take as long again, and show nothing that fifty lives do not
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_a_life_among_faults_keeps_every_promise(first: int) -> None:
     for seed in range(first, first + CHUNK):
+        live(seed)
+
+
+@pytest.mark.slow
+def test_fifty_lives_keep_every_promise() -> None:
+    for seed in range(SEEDS, SEEDS + 50):
         live(seed)
 
 
@@ -462,6 +473,84 @@ def test_a_cancellation_reaches_the_running_handler_and_writes_nothing() -> None
     assert world.seen("cancel", 1)
     assert not world.statements("finalize")
     assert states(world) == {JobState.CANCELLED}
+
+
+# lanes and clocks
+
+
+@pytest.mark.parametrize("lane", [Lane.FINALIZE, Lane.MAINTENANCE, Lane.UPKEEP, Lane.LISTEN])
+def test_a_slow_lane_holds_up_no_start(lane: Lane) -> None:
+    world = Simulation(1)
+    worker(world)
+    world.run(5.0)
+    world.crawling[lane] = 3.0
+    for n in range(20):
+        world.at(6.0 + n, lambda: world.insert(Job()))
+    world.run(27.0)
+    late = [start - 6.0 - n for n, start in enumerate(world.seen("start"))]
+    assert len(late) == 20
+    assert max(late) <= (2.2 if lane is Lane.LISTEN else 0.5)
+
+
+def test_an_answer_that_comes_twice_counts_once() -> None:
+    for seed in range(20):
+        world = Simulation(seed, faults=Faults(answer_twice=1.0))
+        world.insert(*[Job(takes=0.01)] * 30)
+        process = worker(world)
+        settled(world, 30)
+        assert states(world) == {JobState.COMPLETED}
+        assert all(claim.told == ["Started", "Completed"] for claim in world.accounts.claims.values())
+        assert process.machine.unwritten == 0
+
+
+@pytest.mark.parametrize("sleeps", [False, True], ids=["its clock goes on", "its clock stands still"])
+def test_a_worker_that_stood_still_works_on_and_what_others_ran_meanwhile_is_stale(sleeps: bool) -> None:
+    for seed in range(10):
+        world = Simulation(seed)
+        first = worker(world)
+        world.insert(*[Job(takes=5.0)] * 3)
+        world.run(2.0)
+        worker(world, number=2)
+        first.freeze(120.0, sleeps=sleeps)
+        world.run(119.0)
+        assert states(world) == {JobState.COMPLETED}
+        assert {row.attempt for row in world.rows} == {2}
+        world.insert(*[Job(takes=60.0)] * 15)  # more than the other one takes
+        settled(world, 180.0)
+        assert {line[1] for line in world.trace if line[2] == "start" and line[0] > 118.0} == {1, 2}
+        assert {row.attempt for row in world.rows} == {1, 2}
+        assert states(world) == {JobState.COMPLETED}
+
+
+@pytest.mark.parametrize("seconds", [-300.0, -5.0, 5.0, 300.0])
+def test_a_clock_of_the_database_that_is_set_loses_no_job_and_moves_what_is_deferred_by_as_much(seconds: float) -> None:
+    world = Simulation(1)
+    worker(world)
+    world.run(5.0)
+    world.insert(Job(delay=350.0), Job(ends=("error", "ok")), Job(takes=1.0))
+    world.run(5.5)
+    world.skew += seconds
+    world.run(355.0 - seconds - 1.0)
+    assert world.states[1] is JobState.SCHEDULED
+    world.run(355.0 - seconds + 5.0)
+    assert states(world) == {JobState.COMPLETED}
+
+
+def test_after_the_clock_of_the_database_was_set_back_deferred_jobs_are_as_prompt_as_before() -> None:
+    world = Simulation(1)
+    worker(world)
+    world.insert(Job(delay=3.0))
+    world.run(5.0)
+    world.skew -= 3600.0
+    world.run(15.0)
+    late: list[float] = []
+    for _ in range(5):
+        world.insert(Job(delay=0.5), Job(ends=("retry", "ok")))
+        at = world.now
+        world.run(at + 20.0)
+        late += [start - at for start in world.seen("start") if start > at]
+    assert len(late) == 15
+    assert max(late) < 0.6
 
 
 # start and stop

@@ -1,0 +1,65 @@
+"""The leader of a calm world goes, and what it did for all goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from awa_proto.job import JobState
+from awa_proto.testing.accounts import check
+from awa_proto.testing.process import Process
+from awa_proto.testing.simulator import Job, Simulation
+from awa_proto.testing.ticks import Ticks
+from awa_proto.worker.rescue import LATE
+
+WITHIN: Final = 20.0
+"""Seconds by which the death of a leader delays its duties at most."""
+_STILL: Final = 60.0
+"""Seconds for which one that does not die stands still."""
+
+
+def succeed(world: Simulation, workers: Sequence[Process], queues: Sequence[str], ticks: Ticks | None) -> None:
+    """One of several workers leads; it dies, stops, or stands still, with jobs in its hands. Raises Broken."""
+    random = world.random
+    world.run_until(lambda: any(worker.machine.leads for worker in workers), at_most=80.0)
+    world.run(world.now + 5.0 * random.random())
+    world.skew += random.choice((0.0, 0.0, 0.0, -40.0, -3600.0, 40.0))
+    world.run(world.now + WITHIN / 2)
+    if ticks is not None:
+        ticks.check(late=0.5)
+        ticks.nothing_is_in_the_way()
+    world.run(world.now + WITHIN / 2)
+    world.run(world.now + 10.0 * random.random())
+    leaders = [worker for worker in workers if worker.machine.leads]
+    check(len(leaders) == 1, f"of {len(workers)} workers {len(leaders)} lead")
+    (leader,) = leaders
+    if ticks is not None:
+        ticks.check(late=0.5)
+    overdue = world.insert(*[Job(takes=3.0, deadline=1.0, max_attempts=1, queue=q, expect="failed") for q in queues])
+    deferred = world.insert(
+        *[Job(delay=6.0 * random.random() + 0.01, queue=q, expect=None) for q in queues], notify=False
+    )
+    world.run(world.now + random.random() * 0.9)
+    went, before = world.now, len(world.trace)
+    match random.choice(("die", "die", "stop", "freeze", "sleep")):
+        case "die":
+            leader.die()
+        case "stop":
+            leader.stop(random.choice((0.0, 5.0)))
+        case how:
+            leader.freeze(_STILL, sleeps=how == "sleep")
+    world.run(went + WITHIN)
+    done = [
+        line for line in world.trace[before:] if line[2] == "run" and line[5] == "upkeep" and line[1] != leader.number
+    ]
+    check(bool(done), f"nobody did the upkeep for {WITHIN} s after the leader went")
+    world.run(went + WITHIN + 1.0 + LATE + leader.config.liveness.deadline_interval)
+    states = world.states
+    found = [row.id for row in overdue if not states[row.id].is_terminal]
+    check(not found, f"jobs {found} still run {world.now - went} s after their worker went, with deadlines of 1 s")
+    if ticks is not None:
+        ticks.check(late=0.5)
+    world.run(went + 6.0 + WITHIN)
+    states = world.states
+    found = [row.id for row in deferred if states[row.id] is JobState.SCHEDULED]
+    check(not found, f"jobs {found} are still deferred though they were due {WITHIN} s ago")
