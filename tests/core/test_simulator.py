@@ -20,7 +20,7 @@ from awa_proto.worker.events import DrainAsked, Lane, RunOp
 from awa_proto.worker.lifecycle import Phase
 
 SEEDS = int(os.environ.get("AWA_SIMULATOR_SEEDS", "5000"))
-CHUNK = 200
+CHUNK = 50
 
 
 def worker(world: Simulation, *queue: QueueConfig, number: int = 1) -> Process:
