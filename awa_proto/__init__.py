@@ -7,9 +7,13 @@ its own: Client, Worker, Transaction, Tasks, Job and BlockingJob.
 from awa_proto import events
 from awa_proto.args import JobArgs
 from awa_proto.blocking import BlockingClient
+from awa_proto.callbacks.operations import Resolution
+from awa_proto.callbacks.token import CallbackToken
 from awa_proto.cron.job import CronJob
 from awa_proto.errors import (
+    AttemptEnded,
     AwaError,
+    CallbackNotFound,
     ConfigurationError,
     CronJobNotFound,
     DatabaseError,
@@ -25,6 +29,7 @@ from awa_proto.errors import (
     ValidationError,
 )
 from awa_proto.events import JobEvent, RescueReason
+from awa_proto.followup import FollowUpError
 from awa_proto.health import Health, WorkerHealth
 from awa_proto.job import JobPage, JobRow, JobState
 from awa_proto.options import EnqueueRequest, InsertOpts
@@ -36,8 +41,11 @@ from awa_proto.worker.config import Liveness, QueueConfig
 from awa_proto.worker.events import Stopped
 
 __all__ = [
+    "AttemptEnded",
     "AwaError",
     "BlockingClient",
+    "CallbackNotFound",
+    "CallbackToken",
     "Cancel",
     "Completed",
     "ConfigurationError",
@@ -47,6 +55,7 @@ __all__ = [
     "DeadLetter",
     "EnqueueRequest",
     "Failure",
+    "FollowUpError",
     "Health",
     "InsertOpts",
     "JobArgs",
@@ -61,6 +70,7 @@ __all__ = [
     "QueueConfig",
     "QueueStat",
     "RescueReason",
+    "Resolution",
     "Result",
     "Retention",
     "RetryAfter",

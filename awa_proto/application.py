@@ -98,11 +98,12 @@ class Application:
         self.registry = registry
         self.schema = schema
         self.store = make(schema, random=random)
-        self.operations: Operations[Any] = Operations(
-            self.store, registry.tasks, schema, now, registry.hooks, traceparent
-        )
-        self._random = random
         self.calls = Calls(clock)
+        self.operations: Operations[Any] = Operations(
+            self.store, registry.tasks, schema, now, registry.hooks, traceparent,
+            registered=registry.follow_ups, dead_letters=self.dead_letters, tally=self.calls.tally, random=random,
+        )  # fmt: skip
+        self._random = random
         self._workers: dict[int, weakref.ref[Watched]] = {}
 
     def load(self) -> None:

@@ -56,6 +56,22 @@ class CronJobNotFound(AwaError, LookupError):
         self.name = name
 
 
+class CallbackNotFound(AwaError, LookupError):
+    """No job waits for this callback (any more): it was used, replaced, timed out, or never there. Nothing was changed."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"no job waits for the callback {id}")
+        self.id = id
+
+
+class AttemptEnded(AwaError):
+    """The attempt is not the job's any more: it was cancelled, rescued, or ended from outside. Nothing was changed."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(f"this attempt of job {id} was ended by somebody else")
+        self.id = id
+
+
 class TerminalError(AwaError):
     """Raise it (or a subclass) in a handler to fail the job for good, whatever attempts are left."""
 

@@ -2,6 +2,7 @@
 
 Keys, each present only when not empty: `metadata` (object), `tags` (list of text), `errors` (list of entries),
 `progress` (object), `deadline` (seconds an attempt may run), `unique` (its key in hexadecimal, and its states as a mask),
+`callback_result` (what the callback of an attempt before this one came with, `{"value": …}`),
 `ran` (true: an attempt ran of which nothing else tells; only of jobs with a trace context). A plain job has no extra at all,
 which keeps its row short.
 """
@@ -74,6 +75,11 @@ def unique_of(extra: str | None) -> tuple[bytes, int] | None:
         return None
     found = decode(extra).get("unique")
     return None if found is None else (bytes.fromhex(found[0]), found[1])
+
+
+def with_result(extra: str | None, result: str) -> str:
+    """The extra of a job that was resumed. result: JSON text of what its callback came with."""
+    return compact(decode(extra) | {"callback_result": {"value": json.loads(result)}})
 
 
 def without(extra: str | None, key: str) -> str | None:

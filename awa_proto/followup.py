@@ -12,7 +12,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from awa_proto.args import JobArgs, decoder, kind_of
 from awa_proto.error_text import describe
@@ -62,8 +63,14 @@ Registered: TypeAlias = Mapping[str, Mapping[Outcome, Sequence[FollowUp]]]
 """The functions of an application, by kind and outcome, in the order of their registration."""
 
 
+NO_FOLLOW_UPS: Final[Registered] = MappingProxyType({})
+
+
 class FollowUpError(AwaError):
-    """A follow-up function raised, or returned what an insert would refuse. The attempt it was called for fails with this."""
+    """A follow-up function raised, or returned what an insert would refuse.
+
+    The attempt it was called for fails with this; of a callback it undoes everything, and is raised to who brought it.
+    """
 
 
 class FollowUps:

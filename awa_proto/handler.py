@@ -14,12 +14,15 @@ from typing_extensions import Unpack, override
 
 from awa_proto import extra
 from awa_proto.args import JobArgs
+from awa_proto.callbacks.expressions import compile_expressions
+from awa_proto.callbacks.token import CallbackToken
 from awa_proto.error_text import describe
-from awa_proto.errors import OutputError, StagingError
+from awa_proto.errors import AttemptEnded, OutputError, StagingError
 from awa_proto.intake import requested
 from awa_proto.operations import Operations
 from awa_proto.options import EnqueueRequest, InsertOpts
-from awa_proto.plan import Op
+from awa_proto.outcome import Seconds, seconds
+from awa_proto.plan import Op, Plan
 from awa_proto.recording import Recording
 from awa_proto.worker.events import Reason, StartJob
 
@@ -126,6 +129,20 @@ class JobBase(Generic[A_co, C_co]):
         """One entry for each failed attempt before, oldest first, without outputs; see `JobRow.errors`."""
         found: list[dict[str, Any]] = self._decoded().setdefault("errors", [])
         return found
+
+    @property
+    def was_resumed(self) -> bool:
+        """Whether the job was parked and its callback has come, by `resume_external`: this attempt goes on from there."""
+        return "callback_result" in self._decoded()
+
+    @property
+    def callback_result(self) -> Any:
+        """What the callback came with, as JSON says it; None where the job was not resumed.
+
+        It stays for retries of this attempt, until the job is resumed with something else.
+        """
+        found: dict[str, Any] = self._decoded().get("callback_result", {})
+        return found.get("value")
 
     @property
     def progress(self) -> dict[str, Any] | None:
@@ -241,6 +258,11 @@ class JobBase(Generic[A_co, C_co]):
         """Let `is_cancelled()` be true from now on. Called by the worker; any thread may."""
         self._cancelled = reason
 
+    @property
+    def is_sealed(self) -> bool:
+        """Whether its handler has returned."""
+        return self._is_sealed
+
     def seal(self) -> None:
         """Take nothing more: the handler has returned. Called by the worker, in whatever thread the handler ran."""
         self._is_sealed = True
@@ -276,6 +298,51 @@ class JobOperations:
 
     def __init__(self, job: JobBase[Any, Any]) -> None:
         self._job = job
+
+    def register_callback(
+        self,
+        timeout: Seconds = 3600.0,
+        *,
+        filter: str | None = None,
+        on_complete: str | None = None,
+        on_fail: str | None = None,
+        transform: str | None = None,
+    ) -> Op[CallbackToken]:
+        """Register a callback, so that somebody outside can end this job or let it go on, and return its token.
+
+        It is written when this returns, so its id can leave the process. It takes the place of an earlier one. Then return
+        `WaitForCallback(token)` to park the job, or wait here: `wait_for_callback`. Expressions say what a payload means that
+        `Client.resolve_callback` is given; they are written in CEL over `payload`.
+
+        Args:
+            timeout: Seconds (or a timedelta) from now that the job waits; then it is rescued, which counts as a failed attempt.
+            filter: True for payloads that count.
+            on_complete: True for those that complete the job.
+            on_fail: True for those that fail it.
+            transform: What becomes of the payload of one that completes it.
+
+        Raises:
+            ValidationError: Naming the argument: the timeout is no number of seconds, an expression cannot be compiled.
+            AttemptEnded: The attempt was ended by somebody else; nothing is written.
+            DatabaseError: Nothing was written, or the outcome is unknown.
+        """
+        job = self._job
+        longest = seconds("timeout", timeout)
+        expressions = compile_expressions(filter=filter, on_complete=on_complete, on_fail=on_fail, transform=transform)
+        attempt = job._attempt  # noqa: SLF001  its own
+        operations: Operations[Any] = job.client.operations
+        op = operations.register_callback(attempt, longest, expressions)
+
+        def plan() -> Plan[CallbackToken]:
+            if job.is_sealed:
+                raise AttemptEnded(attempt.id)
+            registered = yield from op.start()
+            if registered is None:
+                raise AttemptEnded(attempt.id)
+            job._recording().registered(registered.id)  # noqa: SLF001
+            return CallbackToken(registered.id)
+
+        return Op(op.name, plan, safe_to_retry=True)
 
     def flush_progress(self) -> Op[bool]:
         """Write what `set_progress` and `update_metadata` said, now. Whether this attempt still is the job's.

@@ -52,6 +52,8 @@ class JobRow:
     run_lease: the fence of the newest attempt; rises with every claim, 0 before the first.
     args_json, extra_json, output_json: the texts that `args`, `errors`, `metadata`, `tags`, `progress` and `output` are decoded
     from. dlq_reason, dlq_at: why and when a failed job went to the dead letters, or None.
+    callback_id, callback_timeout_at: the callback that an attempt has registered and that was not used yet, and when a job
+    that waits for it is rescued; None where there is none.
     existed: whether an enqueue with on_conflict="skip" found the job instead of making it; False from reads.
     """
 
@@ -73,6 +75,8 @@ class JobRow:
     output_json: str | None = None
     dlq_reason: str | None = None
     dlq_at: datetime | None = None
+    callback_id: str | None = None
+    callback_timeout_at: datetime | None = None
     existed: bool = field(default=False, compare=False)
     _args: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
     _extra: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)

@@ -16,10 +16,12 @@ from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar, a
 from awa_proto import events
 from awa_proto import schema as schema_
 from awa_proto.args import JobArgs, to_object
+from awa_proto.callbacks.operations import CallbackOperations
 from awa_proto.cron.operations import CronOperations
 from awa_proto.errors import DatabaseError, JobNotFound, UniqueConflict, ValidationError
 from awa_proto.events import AnyEvent
 from awa_proto.extra import compact
+from awa_proto.followup import NO_FOLLOW_UPS, FollowUps, Registered
 from awa_proto.health import StoreHealth
 from awa_proto.intake import Intake
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState, StateName
@@ -29,8 +31,10 @@ from awa_proto.plan import Op, Plan
 from awa_proto.recording import Recording
 from awa_proto.schema.ring import LEAST, MOST
 from awa_proto.store import Cancelled, JobFilter, KindInfo, Progress, QueueStat, Selection, Store
+from awa_proto.store import Registered as CallbackRegistered
 from awa_proto.task import Task
 from awa_proto.unique import UniqueFields, UniqueOpts
+from awa_proto.worker.tally import Tally
 
 _log = logging.getLogger("awa")
 
@@ -51,13 +55,20 @@ def _untraced() -> None:
     """The trace context where nothing is traced."""
 
 
-class Operations(CronOperations, Generic[C]):
+def _middle() -> float:
+    """Chance where none is given."""
+    return 0.5
+
+
+class Operations(CronOperations, CallbackOperations[C], Generic[C]):
     """The calls of a client whose jobs are in one store, generic over the connections that `using=` takes.
 
     tasks: the kinds the client knows, as they are when a job is enqueued. schema: where `migrate` creates the store.
     now: the time of the host, for the periods of unique jobs.
     hooked: the kinds that have hooks, as they are when something is done to a job.
     traceparent: asked once a call for the trace context of its caller, which its jobs get; None for none.
+    registered: the follow-ups of jobs that are ended by their callbacks. dead_letters: whether those that fail are kept apart.
+    tally: what is counted. random: floats in [0, 1).
     """
 
     def __init__(
@@ -68,12 +79,22 @@ class Operations(CronOperations, Generic[C]):
         now: Callable[[], datetime],
         hooked: Collection[str] = (),
         traceparent: Callable[[], str | None] = _untraced,
+        *,
+        registered: Registered = NO_FOLLOW_UPS,
+        dead_letters: bool = False,
+        tally: Tally | None = None,
+        random: Callable[[], float] = _middle,
     ) -> None:
         self._store = store
         self.traceparent = traceparent
         self.intake = Intake(tasks, now)
         self._hooked = hooked
         self._schema = schema
+        self._follow_ups = FollowUps(registered, self.intake)
+        self._dead_letters = dead_letters
+        self._tally = Tally() if tally is None else tally
+        self._random = random
+        self._unknown: set[str] = set()
 
     # enqueue
 
@@ -226,6 +247,12 @@ class Operations(CronOperations, Generic[C]):
 
         return _then(self._store.record_progress([Progress(attempt, compact(progress))]), written)
 
+    def register_callback(
+        self, attempt: Attempt, timeout: float, expressions: str | None
+    ) -> Op[CallbackRegistered | None]:
+        """Give a running attempt a callback, as `job.register_callback` does. None: it has ended."""
+        return self._store.register_callback(attempt, timeout, expressions)
+
     # single jobs
 
     def get_job(self, id: int, /) -> Op[JobRow | None]:
@@ -369,16 +396,23 @@ class Operations(CronOperations, Generic[C]):
     def retry(self, id: int, /) -> Op[JobRow]:
         """Make a failed or cancelled job available again, from attempt 0, and return it. Dead letters as `retry_from_dlq`.
 
+        A job that waits for a callback waits no more; the callback is dead.
+
         Raises:
             JobNotFound: There is no such job.
             ValidationError: It is in another state; the message says in which.
-            UniqueConflict: Another job has its unique key meanwhile; nothing changed.
+            UniqueConflict: Another job has its unique key meanwhile; nothing changed. One that waits is cancelled instead.
         """
+        op = self._store.retry(_id(id))
+
+        def plan() -> Plan[JobRow | None]:
+            return (yield from op.start()) or (yield from self._retried_waiting(id))
+
         return self._or_why(
-            self._store.retry(_id(id)),
+            _as(op, plan),
             id,
-            lambda job: job.state in {JobState.FAILED, JobState.CANCELLED},
-            "only failed and cancelled jobs can be retried",
+            lambda job: job.state in {JobState.FAILED, JobState.CANCELLED, JobState.WAITING_EXTERNAL},
+            "only failed and cancelled jobs, and those that wait for a callback, can be retried",
         )
 
     # dead letters

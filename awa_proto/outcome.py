@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias
 
+from awa_proto.callbacks.token import CallbackToken
 from awa_proto.error_text import clean, describe, traceback_of, type_name
 from awa_proto.errors import TerminalError, ValidationError
 from awa_proto.events import RescueReason
@@ -69,9 +70,9 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class WaitForCallback:
-    """Park the job until the callback of this token comes from outside."""
+    """Park the job until its callback comes from outside. token: what `job.register_callback` gave, or its id."""
 
-    token: str
+    token: CallbackToken | str
 
 
 Result: TypeAlias = Completed | RetryAfter | Snooze | Cancel | WaitForCallback | None
@@ -247,12 +248,14 @@ def conclude(
     *,
     output: str | None = None,
     dead_letters: bool = False,
+    callback: str | None = None,
 ) -> Transition:
     """The transition of an attempt that ended. It raises nothing, whatever a handler returned or raised.
 
     ended: what the handler did; RELEASED or DEADLINE when the machine ended it; why it was rescued.
     at: now, in database time. random: floats in [0, 1).
     output: JSON text the attempt recorded. dead_letters: whether a job that fails goes to the dead letters.
+    callback: the id of the callback that the attempt has registered, the newest.
     """
     delay: float | None = None
     entry: dict[str, Any] = {}
@@ -262,7 +265,7 @@ def conclude(
                 JobState.COMPLETED, attempt.attempt, at, outcome=Outcome.COMPLETED, ending=Ending.COMPLETED
             )
         case Returned(value=value):
-            ending, delay, entry = _of_value(value)
+            ending, delay, entry = _of_value(value, callback)
         case Raised(error=error):
             ending = Ending.TERMINAL if issubclass(type(error), TerminalError) else Ending.ERROR
             entry = {"error": describe(error), "traceback": traceback_of(error)}
@@ -292,13 +295,17 @@ def conclude(
         run_at if to is not JobState.AVAILABLE else at,
         entry if rule.entry else None,
         outcome,
-        rule.dead_letter if dead_letters and to is JobState.FAILED else None,
+        _letter(rule, ended) if dead_letters and to is JobState.FAILED else None,
         ending,
         ended if isinstance(ended, RescueReason) else None,
     )
 
 
-def _of_value(value: object) -> tuple[Ending, float | None, dict[str, Any]]:
+def _letter(rule: Rule, ended: object) -> DeadLetter | None:
+    return DeadLetter.CALLBACK_TIMEOUT if ended is RescueReason.EXPIRED_CALLBACK else rule.dead_letter
+
+
+def _of_value(value: object, callback: str | None) -> tuple[Ending, float | None, dict[str, Any]]:
     try:
         match value:
             case Completed():
@@ -308,6 +315,8 @@ def _of_value(value: object) -> tuple[Ending, float | None, dict[str, Any]]:
                 return Ending.RETRY_AFTER, asked, {"error": "retry requested", "retry_after": asked}
             case Snooze(delay=delay):
                 return Ending.SNOOZE, seconds("Snooze.delay", delay), {}
+            case WaitForCallback(token=CallbackToken(id=token) | token) if token == callback and callback is not None:
+                return Ending.WAIT, None, {}
             case WaitForCallback():
                 return Ending.UNREGISTERED, None, {"error": "the handler waits for a callback that is not registered"}
             case Cancel(reason=reason) if isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -315,7 +324,7 @@ def _of_value(value: object) -> tuple[Ending, float | None, dict[str, Any]]:
             case Cancel(reason=reason):
                 raise ValidationError("Cancel.reason", f"text is needed, not {type_name(reason)}")
             case _:
-                may = "None, Completed, RetryAfter, Snooze or Cancel"
+                may = "None, Completed, RetryAfter, Snooze, Cancel or WaitForCallback"
                 wrong = f"the handler returned {type_name(value)}; it may return {may}"
     except ValidationError as error:
         wrong = f"wrong return value: {error}"

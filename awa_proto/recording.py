@@ -33,7 +33,8 @@ class Recording:
     output: JSON text, or None. staged: follow-ups, encoded. requests: the same as the handler said them. refused: why a
     staging failed, which fails the attempt.
     dropped: how often an output was rejected, by reason. progress: what the job shows of itself, or None when nothing was
-    ever said. is_new: whether some progress has not been written yet. is_flushed: whether some has.
+    ever said. is_new: whether some progress has not been written yet. is_flushed: whether some has, or a callback.
+    callback: the id of the newest callback that was registered and not used.
     """
 
     staged: tuple[NewJob, ...] = ()
@@ -42,6 +43,7 @@ class Recording:
     dropped: Mapping[str, int] = MappingProxyType({})
     is_new = False
     is_flushed = False
+    callback: str | None = None
     _bytes = 0
 
     def __init__(self, attempt: Attempt, progress: Mapping[str, Any] | None) -> None:
@@ -105,6 +107,11 @@ class Recording:
             raise ValidationError("progress", f"has {size} bytes of JSON; {MAX_PROGRESS_BYTES} are allowed")
         self.progress = progress
         self.is_new = True
+
+    def registered(self, callback: str) -> None:
+        """A callback was registered, and is written."""
+        self.callback = callback
+        self.is_flushed = True
 
     def flushed(self, progress: Mapping[str, Any]) -> None:
         """This much was written."""

@@ -57,7 +57,14 @@ def must_win_again(extra: str | None, to: JobState) -> bool:
     return unique[1] & HELD != HELD and keeps_out(unique[1], to)
 
 
-_BACK = frozenset({JobState.SCHEDULED, JobState.AVAILABLE, JobState.RETRYABLE})
+def must_win_after_waiting(extra: str | None, to: JobState) -> bool:
+    """The same of a parked job, which kept others out only if its states say so. One that completes is not asked."""
+    if extra is None or to not in _BACK or (unique := unique_of(extra)) is None:
+        return False
+    return keeps_out(unique[1], to) and not keeps_out(unique[1], JobState.WAITING_EXTERNAL)
+
+
+_BACK = frozenset({JobState.SCHEDULED, JobState.AVAILABLE, JobState.RETRYABLE, JobState.WAITING_EXTERNAL})
 
 
 def refuse_repeated(jobs: Iterable[NewJob]) -> None:

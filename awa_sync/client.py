@@ -184,6 +184,12 @@ class Client(Tasks):
     resume_cron_job = bind(ClientOps.resume_cron_job)
     trigger_cron_job = bind(ClientOps.trigger_cron_job)
     delete_cron_job = bind(ClientOps.delete_cron_job)
+    complete_external = bind(ClientOps.complete_external)
+    fail_external = bind(ClientOps.fail_external)
+    retry_external = bind(ClientOps.retry_external)
+    resume_external = bind(ClientOps.resume_external)
+    heartbeat_callback = bind(ClientOps.heartbeat_callback)
+    resolve_callback = bind(ClientOps.resolve_callback)
     migrate = bind(ClientOps.migrate)
 
     def health(self) -> Health:

@@ -25,6 +25,7 @@ class Job(JobBase[A_co, "Client"]):
         return self._client.perform(op)
 
     flush_progress = bind(JobOperations.flush_progress)
+    register_callback = bind(JobOperations.register_callback)
 
 
 BlockingJob = Job

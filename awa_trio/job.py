@@ -27,6 +27,7 @@ class Job(JobBase[A_co, "Client"]):
         return await self._client.perform(op)
 
     flush_progress = bind(JobOperations.flush_progress)
+    register_callback = bind(JobOperations.register_callback)
 
 
 class BlockingJob(JobBase[A_co, BlockingClient]):
@@ -39,3 +40,4 @@ class BlockingJob(JobBase[A_co, BlockingClient]):
         return self._client.perform(op)
 
     flush_progress = bind_blocking(JobOperations.flush_progress)
+    register_callback = bind_blocking(JobOperations.register_callback)

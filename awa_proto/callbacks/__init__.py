@@ -1,5 +1,7 @@
 """Callbacks: jobs that wait for a word from outside.
 
+token         | what leaves the process
+operations    | what comes back: complete, fail, retry, resume, give more time, resolve
 expressions   | what a payload means to a job that registered expressions
 cel           | one expression: checked, limited, compiled, evaluated
 """

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
-from awa_proto.extra import after_attempt
+from awa_proto.extra import after_attempt, with_result
 from awa_proto.health import StoreHealth
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
 from awa_proto.outcome import DeadLetter, Transition, rfc3339
@@ -22,6 +22,9 @@ from awa_proto.store.upkeep import Leadership, Probe, Pruned, Rotation
 if TYPE_CHECKING:
     from awa_proto.cron.job import CronJob, CronTemplate, Fire
     from awa_proto.recording import Recording
+
+
+UNREGISTERED: Final = "the handler waits for a callback that is not registered"
 
 
 class Unique(NamedTuple):
@@ -124,6 +127,70 @@ class Claimed:
     again: frozenset[tuple[str, int]] = frozenset()
 
 
+class Waits(IntEnum):
+    """How far an attempt has come with its callback."""
+
+    REGISTERED = 0
+    """Its handler runs, and may go on to either of the next two."""
+    IN_HANDLER = 1
+    """The handler waits, and keeps its slot."""
+    PARKED = 2
+    """The handler has returned WaitForCallback."""
+    RESUMED = 3
+    """The callback came; the token is used up."""
+
+
+class Called(NamedTuple):
+    """An attempt is ended by its callback, or for want of it: only as long as that still is as it was found.
+
+    waits: how it may wait. due: only if its time is up. result: JSON text that the job is resumed with.
+    """
+
+    callback_id: str
+    waits: tuple[Waits, ...]
+    due: bool = False
+    result: str | None = None
+
+
+class Callback(NamedTuple):
+    """A registered callback and the attempt that it can end.
+
+    recorded: JSON text of the progress that has a row of its own, None when it has none. expressions: what was registered with
+    it. at: when it was found, database time.
+    """
+
+    id: str
+    waits: Waits
+    attempt: Attempt
+    recorded: str | None
+    expressions: str | None
+    timeout_at: datetime
+    at: datetime
+
+
+class Registered(NamedTuple):
+    """A callback that was just registered."""
+
+    id: str
+    timeout_at: datetime
+
+
+class Wait(NamedTuple):
+    """A handler that waits."""
+
+    attempt: Attempt
+    callback_id: str
+
+
+class Waited(NamedTuple):
+    """What a handler waits for. is_over: whether there is nothing to wait for any more; then result is the JSON text that the
+    callback came with, None when it never will.
+    """
+
+    is_over: bool
+    result: str | None = None
+
+
 class Ended(NamedTuple):
     """An attempt that ended, on its way into the store.
 
@@ -131,7 +198,7 @@ class Ended(NamedTuple):
     follow_ups: jobs that exist if and only if this is accepted; of those with a unique key only such as find it free.
     flushed: the attempt had its progress written while it ran. took: seconds the handler ran, 0 when it never
     began, for hooks and traces. recording: what all of this was made of, if it recorded anything, for whoever counts or
-    concludes anew. A store writes these two nowhere.
+    concludes anew. A store writes these two nowhere. called: the callback that ends it.
     """
 
     attempt: Attempt
@@ -142,11 +209,14 @@ class Ended(NamedTuple):
     flushed: bool = False
     took: float = 0.0
     recording: Recording | None = None
+    called: Called | None = None
 
     @property
     def extra(self) -> str | None:
         """The job's new extra, or None when it keeps what it has."""
         transition, extra = self.transition, self.attempt.extra
+        if self.called is not None and self.called.result is not None:
+            return with_result(extra, self.called.result)
         is_done = transition.to is JobState.COMPLETED
         if transition.entry is None and self.progress is None and (is_done or extra is None):
             return None
@@ -156,8 +226,15 @@ class Ended(NamedTuple):
     @property
     def extra_of_duplicate(self) -> str | None:
         """The job's extra when it is cancelled instead, since a newer job has its unique key."""
-        at = rfc3339(self.transition.at)
-        entry = {"error": "rescheduled as duplicate", "attempt": self.attempt.attempt, "at": at}
+        return self._with_entry({"error": "rescheduled as duplicate"})
+
+    @property
+    def extra_of_unregistered(self) -> str | None:
+        """The job's extra when it fails instead, since it would wait for a callback that is not registered."""
+        return self._with_entry({"error": UNREGISTERED, "terminal": True})
+
+    def _with_entry(self, said: Mapping[str, Any]) -> str | None:
+        entry = {"attempt": self.attempt.attempt, "at": rfc3339(self.transition.at)} | dict(said)
         return after_attempt(self.extra or self.attempt.extra, entry, None)
 
 
@@ -200,6 +277,13 @@ class Stranded(NamedTuple):
 
 Place: TypeAlias = tuple[int, int, int]
 """Where a page of stranded attempts ended. Opaque to everybody but the engine."""
+
+
+class ExpiredPage(NamedTuple):
+    """A page of attempts whose callback did not come in time. due_in: seconds until the next one is late, None for none."""
+
+    stranded: Sequence[tuple[Stranded, Called]]
+    due_in: float | None = None
 
 
 class StrandedPage(NamedTuple):
@@ -403,6 +487,46 @@ class Store(Protocol):
 
         known: the claim ids of attempts it knows and has not ended. since: the claim id before which none can be unknown.
         """
+        ...
+
+    def find_expired(self, limit: int) -> Op[ExpiredPage]:
+        """Attempts that wait for a callback whose time is up."""
+        ...
+
+    # callbacks
+    def register_callback(self, attempt: Attempt, timeout: float, expressions: str | None) -> Op[Registered | None]:
+        """Give a running attempt a callback, instead of one it may have. None: the attempt has ended.
+
+        It is decided by what is committed: whoever ends the attempt at the same moment wins, and the callback is dead.
+        timeout: seconds that a job waits for it, from now.
+        """
+        ...
+
+    def find_callback(self, id: str) -> Plan[Callback | None]:
+        """Part of an Op: a callback that can still be used, with its attempt; None when there is none."""
+        ...
+
+    def find_waiting(self, id: int) -> Plan[Callback | None]:
+        """The same of the job of that id, which must wait."""
+        ...
+
+    def end_called(self, ended: Ended, flush: int) -> Plan[Verdict]:
+        """Part of an Op: end an attempt whose callback came. STALE: it was used meanwhile. AGAIN: look again.
+
+        It has the caller's patience for locks. Whoever runs the attempt is told.
+        """
+        ...
+
+    def resume(self, callback: Callback, result: str) -> Plan[bool]:
+        """Part of an Op: a handler that waits, or is about to, gets JSON text. Whether the callback still could be used."""
+        ...
+
+    def heartbeat_callback(self, callback: Callback, timeout: float) -> Plan[datetime | None]:
+        """Part of an Op: its job waits for so many seconds from now. Until when; None: it was used meanwhile."""
+        ...
+
+    def wait(self, waits: Sequence[Wait]) -> Op[list[Waited]]:
+        """Say that handlers wait, and ask whether what they wait for has come. In the order given, any number of times."""
         ...
 
     def tell_ended(self, attempts: Sequence[Attempt]) -> Op[None]:

@@ -17,7 +17,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+from uuid import UUID
 
 from awa_proto import extra as extras
 from awa_proto.cron.job import BEFORE_FIRST, CronJob, CronTemplate, Fire
@@ -29,10 +30,13 @@ from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
 from awa_proto.outcome import DeadLetter
 from awa_proto.plan import Op, Plan
 from awa_proto.store import (
+    Callback,
+    Called,
     Cancelled,
     Claimed,
     Demand,
     Ended,
+    ExpiredPage,
     Forgotten,
     JobFilter,
     KindInfo,
@@ -42,6 +46,7 @@ from awa_proto.store import (
     Promoted,
     QueueSettings,
     QueueStat,
+    Registered,
     Registration,
     Ring,
     Selection,
@@ -49,10 +54,13 @@ from awa_proto.store import (
     StrandedPage,
     Verdict,
     Verdicts,
+    Wait,
+    Waited,
+    Waits,
     WorkerInfo,
 )
 from awa_proto.store.upkeep import Leadership, Probe, Pruned, Rotation
-from awa_proto.unique import keeps_out, must_win_again, refuse_repeated
+from awa_proto.unique import keeps_out, must_win_after_waiting, must_win_again, refuse_repeated
 
 T = TypeVar("T")
 
@@ -62,6 +70,8 @@ _WAITING = DEFERRED | {JobState.AVAILABLE, JobState.WAITING_EXTERNAL}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PROMOTE_HINT = 5.0
 """Seconds. A deferred job due sooner is told to sleeping workers, which look at what is deferred about that often."""
+PARKED: Final = -2
+"""What attempts have instead of a segment that have ended, of jobs that wait for a callback."""
 _BY_A_PERSON = -1
 """The flush of a closure that no worker wrote."""
 
@@ -102,6 +112,19 @@ class MemoryJob:
     dlq_reason: str | None = None
     dlq_at: datetime | None = None
     claim: tuple[int, int] | None = None
+    callback: _Callback | None = None
+
+
+@dataclass(slots=True)
+class _Callback:
+    """What a job's newest attempt has registered."""
+
+    id: str
+    timeout_at: datetime
+    expressions: str | None
+    waits: Waits = Waits.REGISTERED
+    waits_since: datetime | None = None
+    result: str | None = None
 
 
 @dataclass(slots=True)
@@ -416,6 +439,11 @@ class MemoryStore:
 
     def _end(self, ended: Ended, flush: int) -> Verdict:
         attempt, transition = ended.attempt, ended.transition
+        if ended.called is not None and not self._is_callable(attempt, ended.called):
+            return Verdict.STALE
+        if attempt.segment == PARKED:
+            must_win = must_win_after_waiting(attempt.extra, transition.to)
+            return self._go_on(self._tables.jobs[attempt.id], ended, must_win=must_win)
         claim = self._tables.claims.get(attempt.claim_id)
         if claim is None or claim.lease != attempt.run_lease or not 0 <= attempt.idx < len(claim.jobs):
             return Verdict.STALE
@@ -425,9 +453,16 @@ class MemoryStore:
             return accepted if by == flush else Verdict.STALE
         claim.closed[attempt.idx] = flush
         job = self._tables.jobs[claim.jobs[attempt.idx]]
-        job.attempt = transition.attempt
-        if must_win_again(job.extra, transition.to) and not self._wins_again(job, transition.to):
+        verdict = self._go_on(job, ended, must_win=must_win_again(job.extra, transition.to))
+        if verdict is Verdict.DUPLICATE:
             claim.duplicates.add(attempt.idx)
+        return verdict
+
+    def _go_on(self, job: MemoryJob, ended: Ended, *, must_win: bool) -> Verdict:
+        """What becomes of a job whose attempt ends, or has ended before it was parked."""
+        transition = ended.transition
+        job.attempt = transition.attempt
+        if must_win and not self._wins_again(job, transition.to):
             job.extra = ended.extra_of_duplicate
             self._move_to(job, JobState.CANCELLED, transition.at)
             return Verdict.DUPLICATE
@@ -435,12 +470,15 @@ class MemoryStore:
         job.extra = ended.extra or job.extra
         if transition.to is JobState.COMPLETED:
             job.output = ended.output
-        if transition.run_at is not None and transition.to is not JobState.AVAILABLE:
+        if transition.run_at is not None and (transition.to is not JobState.AVAILABLE or ended.called is not None):
             job.run_at = transition.run_at
-        self._move_to(job, transition.to, transition.at)
+        if transition.to is JobState.WAITING_EXTERNAL:
+            self._park(job, ended)
+        else:
+            self._move_to(job, transition.to, transition.at)
         if transition.dead_letter is not None:
             job.dlq_reason, job.dlq_at = transition.dead_letter, transition.at
-        if transition.to is JobState.AVAILABLE:
+        if job.state is JobState.AVAILABLE:
             self._wake({job.queue})
         if ended.follow_ups:
             self._insert(ended.follow_ups, notify=True, skip=True)
@@ -476,6 +514,8 @@ class MemoryStore:
         def is_stale(job: MemoryJob, now: datetime) -> bool:
             assert job.claim is not None
             assert job.attempted_at is not None
+            if _is_waited_for(job):
+                return False
             beat = self._tables.beats.get(self._tables.claims[job.claim[0]].instance, job.attempted_at)
             return max(beat, job.attempted_at) < now - ago
 
@@ -486,7 +526,7 @@ class MemoryStore:
         ago = timedelta(seconds=late)
 
         def is_overdue(job: MemoryJob, now: datetime) -> bool:
-            return job.deadline_at is not None and job.deadline_at < now - ago
+            return job.deadline_at is not None and not _is_waited_for(job) and job.deadline_at < now - ago
 
         return _op("find_overdue", lambda: self._stranded(is_overdue, limit, after), safe_to_retry=True)
 
@@ -497,7 +537,7 @@ class MemoryStore:
         found = sorted((*job.claim, job.id) for job in self._tables.jobs.values() if job.claim and matches(job, now))
         page = [place for place in found if after is None or place > after][:limit]
         jobs = [self._tables.jobs[id] for _, _, id in page]
-        stranded = [Stranded(_attempt(job), job.recorded is not None, now) for job in jobs]
+        stranded = [Stranded(_attempt(job), job.recorded is not None or job.callback is not None, now) for job in jobs]
         return StrandedPage(stranded, page[-1] if len(page) >= limit else None)
 
     def unknown(self, instance: int, known: Sequence[int], since: int) -> Op[list[Attempt]]:
@@ -513,6 +553,145 @@ class MemoryStore:
             ]
 
         return _op("unknown", act, safe_to_retry=True)
+
+    # callbacks
+
+    def find_expired(self, limit: int) -> Op[ExpiredPage]:
+        """Attempts that wait too long."""
+
+        def act() -> ExpiredPage:
+            now = self._clock()
+            waiting = sorted(
+                (job.callback.timeout_at, job.id)
+                for job in self._tables.jobs.values()
+                if job.callback is not None and job.callback.waits in {Waits.IN_HANDLER, Waits.PARKED}
+            )
+            late = [self._tables.jobs[id] for at, id in waiting if at <= now][:limit]
+            rest = [at for at, _ in waiting if at > now]
+            found: list[tuple[Stranded, Called]] = []
+            for job in late:
+                assert job.callback is not None
+                called = Called(job.callback.id, (job.callback.waits,), due=True)
+                found.append((Stranded(_waiting(job), job.recorded is not None, now), called))
+            due_in = 0.0 if len(late) >= limit else (rest[0] - now).total_seconds() if rest else None
+            return ExpiredPage(found, due_in)
+
+        return _op("find_expired", act, safe_to_retry=True)
+
+    def register_callback(self, attempt: Attempt, timeout: float, expressions: str | None) -> Op[Registered | None]:
+        """A callback for a running attempt."""
+
+        def act() -> Registered | None:
+            job = self._tables.jobs.get(attempt.id)
+            if job is None or job.claim is None or job.run_lease != attempt.run_lease or _is_waited_for(job):
+                return None
+            number = sum(int(self._random() * 2**32) << 32 * i for i in range(4))
+            id = str(UUID(int=number % 2**128, version=4))
+            job.callback = _Callback(id, self._clock() + timedelta(seconds=timeout), expressions)
+            return Registered(id, job.callback.timeout_at)
+
+        return _op("register_callback", act, safe_to_retry=True)
+
+    def find_callback(self, id: str) -> Plan[Callback | None]:
+        """By its id."""
+        yield from ()
+        return self._callback(
+            next((j for j in self._tables.jobs.values() if j.callback is not None and j.callback.id == id), None)
+        )
+
+    def find_waiting(self, id: int) -> Plan[Callback | None]:
+        """That of a job that waits."""
+        yield from ()
+        found = self._callback(self._tables.jobs.get(id))
+        return None if found is None or found.waits is Waits.REGISTERED else found
+
+    def end_called(self, ended: Ended, flush: int) -> Plan[Verdict]:
+        """End its attempt."""
+        yield from ()
+        verdict = self._end(ended, flush)
+        attempt = ended.attempt
+        if verdict in {Verdict.ACCEPTED, Verdict.DUPLICATE} and attempt.segment != PARKED:
+            self._tell(f"!{attempt.id}:{attempt.run_lease}")
+        return verdict
+
+    def resume(self, callback: Callback, result: str) -> Plan[bool]:
+        """Its handler goes on."""
+        yield from ()
+        called = Called(callback.id, (Waits.REGISTERED, Waits.IN_HANDLER))
+        if not self._is_callable(callback.attempt, called):
+            return False
+        job = self._tables.jobs[callback.attempt.id]
+        assert job.callback is not None
+        if job.callback.waits_since is not None:
+            waited = self._clock() - job.callback.waits_since
+            job.deadline_at = None if job.deadline_at is None else job.deadline_at + waited
+        job.callback.waits, job.callback.waits_since, job.callback.result = Waits.RESUMED, None, result
+        self._tell(f"^{job.id}:{job.run_lease}")
+        return True
+
+    def heartbeat_callback(self, callback: Callback, timeout: float) -> Plan[datetime | None]:
+        """It is waited for longer."""
+        yield from ()
+        if not self._is_callable(callback.attempt, Called(callback.id, tuple(Waits)[:3])):
+            return None
+        job = self._tables.jobs[callback.attempt.id]
+        assert job.callback is not None
+        job.callback.timeout_at = self._clock() + timedelta(seconds=timeout)
+        return job.callback.timeout_at
+
+    def wait(self, waits: Sequence[Wait]) -> Op[list[Waited]]:
+        """Whether it has come."""
+
+        def look(attempt: Attempt, id: str) -> Waited:
+            job = self._tables.jobs.get(attempt.id)
+            callback = None if job is None or job.run_lease != attempt.run_lease else job.callback
+            if callback is None or callback.id != id or callback.waits is Waits.PARKED:
+                return Waited(is_over=True)
+            if callback.waits is Waits.REGISTERED:
+                callback.waits, callback.waits_since = Waits.IN_HANDLER, self._clock()
+            return Waited(callback.waits is Waits.RESUMED, callback.result)
+
+        return _op("wait", lambda: [look(*each) for each in waits], safe_to_retry=True)
+
+    def _is_callable(self, attempt: Attempt, called: Called) -> bool:
+        """Whether a callback still is as it was found."""
+        job = self._tables.jobs.get(attempt.id)
+        callback = None if job is None or job.run_lease != attempt.run_lease else job.callback
+        return (
+            callback is not None
+            and callback.id == called.callback_id
+            and callback.waits in called.waits
+            and (not called.due or callback.timeout_at <= self._clock())
+        )
+
+    def _callback(self, job: MemoryJob | None) -> Callback | None:
+        if job is None or job.callback is None or job.callback.waits is Waits.RESUMED:
+            return None
+        callback = job.callback
+        return Callback(
+            callback.id,
+            callback.waits,
+            _waiting(job),
+            job.recorded,
+            callback.expressions,
+            callback.timeout_at,
+            self._clock(),
+        )
+
+    def _park(self, job: MemoryJob, ended: Ended) -> None:
+        """Let a job wait for its callback, which may have come already."""
+        callback, at = job.callback, ended.transition.at
+        if callback is None or callback.waits not in {Waits.REGISTERED, Waits.RESUMED}:
+            job.extra = ended.extra_of_unregistered
+            self._move_to(job, JobState.FAILED, at)
+        elif callback.waits is Waits.RESUMED:
+            job.extra = extras.with_result(job.extra, callback.result or "null")
+            job.attempt -= 1
+            self._move_to(job, JobState.AVAILABLE, at)
+        else:
+            self._move_to(job, JobState.WAITING_EXTERNAL, at)
+            callback.waits = Waits.PARKED
+            job.callback = callback
 
     def tell_ended(self, attempts: Sequence[Attempt]) -> Op[None]:
         """Notify those who listen."""
@@ -658,7 +837,7 @@ class MemoryStore:
                 return Cancelled.NOT_FOUND
             if job.state.is_terminal:
                 return Cancelled.ENDED
-            if job.state is JobState.RUNNING:
+            if job.state in {JobState.RUNNING, JobState.WAITING_EXTERNAL}:
                 return Cancelled.RUNNING
             self._unindex(job)
             if queue is not None:
@@ -879,7 +1058,7 @@ class MemoryStore:
             stats: list[QueueStat] = []
             for queue in sorted({job.queue for job in jobs} | set(self._tables.settings)):
                 mine = [job for job in jobs if job.queue == queue]
-                counts = {state.value: sum(job.state is state for job in mine) for state in JobState}
+                counts = {state.value: sum(_state(job) is state for job in mine) for state in JobState}
                 oldest = min((job.run_at for job in mine if job.state is JobState.AVAILABLE), default=now)
                 settings = self._tables.settings.get(queue, QueueSettings())
                 lag = max(0.0, (now - oldest).total_seconds())
@@ -1114,6 +1293,7 @@ class MemoryStore:
         self._unindex(job)
         job.state = state
         job.claim = None
+        job.callback = None
         job.deadline_at = None
         job.dlq_reason = job.dlq_at = None
         job.finalized_at = at if state.is_terminal or state is JobState.RETRYABLE else None
@@ -1132,12 +1312,13 @@ class MemoryStore:
         self._tables.deferred.discard(job.id)
 
     def _row(self, job: MemoryJob) -> JobRow:
+        callback = None if job.callback is None or job.callback.waits is Waits.RESUMED else job.callback
         return JobRow(
             id=job.id,
             kind=job.kind,
             queue=job.queue,
             args_json=job.args,
-            state=job.state,
+            state=_state(job),
             priority=job.priority,
             attempt=job.attempt,
             run_lease=job.run_lease,
@@ -1145,12 +1326,34 @@ class MemoryStore:
             run_at=job.run_at,
             created_at=job.created_at,
             attempted_at=job.attempted_at,
-            deadline_at=job.deadline_at,
+            deadline_at=None if _is_waited_for(job) else job.deadline_at,
             finalized_at=job.finalized_at,
             extra_json=extras.after_attempt(job.extra, None, job.recorded) or job.extra,
             dlq_reason=job.dlq_reason,
             dlq_at=job.dlq_at,
+            callback_id=None if callback is None else callback.id,
+            callback_timeout_at=None if callback is None else callback.timeout_at,
         )
+
+
+def _is_waited_for(job: MemoryJob) -> bool:
+    """Whether a handler waits for its callback."""
+    return job.callback is not None and job.callback.waits is Waits.IN_HANDLER
+
+
+def _state(job: MemoryJob) -> JobState:
+    """As people see it."""
+    return JobState.WAITING_EXTERNAL if _is_waited_for(job) else job.state
+
+
+def _waiting(job: MemoryJob) -> Attempt:
+    """The attempt of a job that waits, or may."""
+    if job.claim is not None:
+        return _attempt(job)
+    return Attempt(
+        PARKED, job.run_lease, 0, job.run_lease, job.id, job.queue, job.priority, job.kind, job.args, job.attempt,
+        job.max_attempts, job.run_at, job.created_at, job.extra,
+    )  # fmt: skip
 
 
 def _attempt(job: MemoryJob) -> Attempt:
@@ -1187,7 +1390,7 @@ def _urgency(job: MemoryJob, aging: float, now: datetime) -> tuple[int, datetime
 
 def _matches(job: MemoryJob, wanted: JobFilter) -> bool:
     return (
-        (wanted.state is None or job.state is wanted.state)
+        (wanted.state is None or _state(job) is wanted.state)
         and (wanted.kind is None or job.kind == wanted.kind)
         and (wanted.queue is None or job.queue == wanted.queue)
         and (wanted.tag is None or wanted.tag in extras.decode(job.extra).get("tags", ()))

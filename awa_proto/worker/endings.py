@@ -62,7 +62,8 @@ class Endings:
         if recording is not None and recording.refused is not None and completes(ended):
             ended = Raised(recording.refused)
         for_entry = recording.output if recording is not None and self._keeps_outputs(attempt) else None
-        transition = self._conclude(attempt, ended, at, now, for_entry)
+        callback = None if recording is None else recording.callback
+        transition = self._conclude(attempt, ended, at, now, for_entry, callback)
         ending = transition.ending or Ending.COMPLETED
         if recording is None:
             made = Ended(attempt, transition, took=took)
@@ -168,16 +169,22 @@ class Endings:
         if not registered:
             return ended
         # _replace would take three times as long
-        attempt, transition, progress, output, staged, flushed, took, recording = ended
+        attempt, transition, progress, output, staged, flushed, took, recording, _ = ended
         return Ended(attempt, transition, progress, output, registered + staged, flushed, took, recording)
 
     def _conclude(
-        self, attempt: Attempt, ended: Returned | Raised | Ending, at: datetime, now: float, output: str | None
+        self,
+        attempt: Attempt,
+        ended: Returned | Raised | Ending,
+        at: datetime,
+        now: float,
+        output: str | None,
+        callback: str | None,
     ) -> Transition:
         """What a handler returned or raised is a stranger's object; whatever it does here must not stop the worker."""
         random, buries = self._context.random, self._context.config.keeps_dead_letters(attempt.queue)
         try:
-            return conclude(attempt, ended, at, random, output=output, dead_letters=buries)
+            return conclude(attempt, ended, at, random, output=output, dead_letters=buries, callback=callback)
         except Exception as error:  # noqa: BLE001
             self._context.report.warn(
                 now, "ending unreadable", "how a handler ended could not be read; its job fails",

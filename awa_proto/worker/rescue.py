@@ -29,7 +29,7 @@ from awa_proto.followup import FollowUp, FollowUpError
 from awa_proto.job import Attempt, JobRow, JobState
 from awa_proto.outcome import Outcome, conclude
 from awa_proto.plan import Op
-from awa_proto.store import Ended, NewJob, Place, StrandedPage, Verdict, Verdicts
+from awa_proto.store import Called, Ended, ExpiredPage, NewJob, Place, Stranded, StrandedPage, Verdict, Verdicts
 from awa_proto.worker.context import Context
 from awa_proto.worker.endings import Endings
 from awa_proto.worker.events import Lane
@@ -42,6 +42,9 @@ PAGE: Final = 500
 """Most attempts that one look finds; the next one follows at once."""
 LATE: Final = 1.5
 """Seconds beyond its deadline until an attempt is ended from outside: its own worker does it at the moment itself."""
+LOOK_EVERY: Final = 5.0
+"""Seconds between two looks for callbacks that are late, at most: so much may one be late that has less time than this."""
+SOON: Final = 0.02
 _TRIES: Final = 3
 
 
@@ -55,11 +58,13 @@ def rescues(context: Context, told: Callable[[tuple[int, int]], None]) -> list[D
     def overdue(after: Place | None) -> Op[StrandedPage]:
         return store.find_overdue(LATE, PAGE, after)
 
+    expired = Expired(context, told)
     of_silent = Rescue(context, told, RescueReason.STALE_HEARTBEAT, stale, distrust=settings.heartbeat_interval)
     of_overdue = Rescue(context, told, RescueReason.DEADLINE_EXCEEDED, overdue)
     return [
         Duty("rescue of silent workers", settings.rescue_interval, of_silent.look, of_silent.found),
         Duty("rescue of overdue attempts", settings.deadline_interval, of_overdue.look, of_overdue.found),
+        Duty("rescue of expired callbacks", LOOK_EVERY, lambda: store.find_expired(PAGE), expired.late),
     ]
 
 
@@ -100,23 +105,16 @@ class Rescue:
             return trusted_at - now
         self._after = page.after
         if page.stranded:
-            context = self._context
-            ended = [
-                Ended(
-                    attempt,
-                    conclude(
-                        attempt,
-                        self._reason,
-                        at,
-                        context.random,
-                        dead_letters=context.config.keeps_dead_letters(attempt.queue),
-                    ),
-                    flushed=recorded,
-                )
-                for attempt, recorded, at in page.stranded
-            ]
-            self._end(ended, _TRIES)
+            self._end([self._rescued(each) for each in page.stranded], _TRIES)
         return None if page.after is None else 0.0
+
+    def _rescued(self, stranded: Stranded, called: Called | None = None) -> Ended:
+        attempt, recorded, at = stranded
+        context = self._context
+        transition = conclude(
+            attempt, self._reason, at, context.random, dead_letters=context.config.keeps_dead_letters(attempt.queue)
+        )
+        return Ended(attempt, transition, flushed=recorded, called=called)
 
     def _end(self, ended: Sequence[Ended], tries: int, flush: int | None = None) -> None:
         """Write it. flush: that of an earlier sending, which may have been committed."""
@@ -219,6 +217,25 @@ class Rescue:
             "a follow-up of a rescued attempt could not be made; the rescue stands",
             **about(ended.attempt), error=error,
         )  # fmt: skip
+
+
+class Expired(Rescue):
+    """Ends attempts whose callback did not come in time, at the moment itself: each look says when the next one is due."""
+
+    __slots__ = ()
+
+    def __init__(self, context: Context, told: Callable[[tuple[int, int]], None]) -> None:
+        super().__init__(context, told, RescueReason.EXPIRED_CALLBACK, _nowhere)
+
+    def late(self, page: ExpiredPage, _: float) -> float | None:
+        """End them. Seconds until the next look."""
+        if page.stranded:
+            self._end([self._rescued(stranded, called) for stranded, called in page.stranded], _TRIES)
+        return None if page.due_in is None else min(max(page.due_in, SOON), LOOK_EVERY)
+
+
+def _nowhere(_: Place | None) -> Op[StrandedPage]:
+    raise NotImplementedError
 
 
 def _ignore(_: object, _now: float) -> None:

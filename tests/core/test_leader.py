@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from awa_proto.errors import DatabaseError
-from awa_proto.store import Forgotten, Promoted, Ring, StrandedPage
+from awa_proto.store import ExpiredPage, Forgotten, Promoted, Ring, StrandedPage
 from awa_proto.store.upkeep import Leadership, Probe, Pruned, Rotation
 from awa_proto.testing.process import Process
 from awa_proto.testing.simulator import Simulation
@@ -198,13 +198,14 @@ DUTIES: dict[str, Any] = {
     "prune_attempts": 0,
     "forget_keys": Forgotten(0, None),
     "prune_kinds": 0,
+    "find_expired": ExpiredPage(()),
     **dict(FOUND),
 }
 
 
 def is_asked(bench: Watched, duty: str) -> bool:
-    """Within two seconds; one runs at a time on their connection, so the others are answered."""
-    for _ in range(20):
+    """Within three seconds; one runs at a time on their connection, so the others are answered."""
+    for _ in range(30):
         if duty in bench.ops:
             return True
         for name in DUTIES.keys() & bench.ops.keys():

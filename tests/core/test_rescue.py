@@ -269,7 +269,7 @@ class Bench:
         )  # fmt: skip
         play(self.store.insert([NewJob("k", "q", "{}", max_attempts=max_attempts, extra=extra) for extra in extras]))
         self.attempts = self.claim()
-        self.stale, self.overdue = rescues(self.context, self.told.append)
+        self.stale, self.overdue, self.expired = rescues(self.context, self.told.append)
 
     def claim(self) -> list[Attempt]:
         instance = play(self.store.register(WorkerInfo(("q",)))).instance

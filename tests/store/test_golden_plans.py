@@ -88,7 +88,7 @@ def _claim(segments: tuple[int, ...]) -> Statement:
 
 CLAIM = {"ready_lane", "claims_lane"}
 CLOSE = {"claims_claim", "closures_claim"}
-BESIDE = {"deferred_pkey", "failed_pkey", "dlq_pkey", "jobs_hot_pkey", "scheduled_jobs_pkey"}
+BESIDE = {"deferred_pkey", "failed_pkey", "dlq_pkey", "waiting_pkey", "jobs_hot_pkey", "scheduled_jobs_pkey"}
 FATE = {"ready_job", "claims_lane", "closures_claim", "deleted_pkey"}
 HOT: dict[str, tuple[Statement, set[str]]] = {
     "insert one": (_first(STORE.insert([NewJob("k", "q", "{}")])), set()),
@@ -121,11 +121,14 @@ HOT: dict[str, tuple[Statement, set[str]]] = {
     "close as completed": (_close(JobState.COMPLETED), CLOSE),
     "close with an output": (_close(JobState.COMPLETED, output="1"), CLOSE),
     "close with follow-ups": (_close(JobState.COMPLETED, follow_ups=(NewJob("k", "q", "{}"),)), CLOSE),
-    "close with progress": (_close(JobState.RETRYABLE, flushed=True), CLOSE | {"ready_job", "attempts_pkey"}),
+    "close with progress": (
+        _close(JobState.RETRYABLE, flushed=True),
+        CLOSE | {"ready_job", "attempts_pkey", "callbacks_pkey"},
+    ),
     "close as a dead letter": (_close(JobState.FAILED, DeadLetter.TERMINAL), CLOSE | {"ready_job"}),
     "promote": (_first(STORE.promote(500)), {"deferred_due", "deferred_pkey"}),
     "promote from a moment on": (_first(STORE.promote(500, NOW)), {"deferred_due", "deferred_pkey"}),
-    "get_job": (_first(STORE.get_job(50)), FATE | BESIDE | {"attempts_pkey"}),
+    "get_job": (_first(STORE.get_job(50)), FATE | BESIDE | {"attempts_pkey", "callbacks_pkey"}),
     "cancel what is deferred": (_first(STORE.cancel(50)), {"deferred_pkey"}),
     "move what is deferred": (_first(STORE.move(50, queue="q")), {"deferred_pkey"}),
     "retry": (_first(STORE.retry(50)), {"failed_pkey", "dlq_pkey"}),

@@ -51,7 +51,7 @@ KEYS = {"jobs_hot_pkey", "scheduled_jobs_pkey"}
 CLOSE = {"jobs_hot_pkey", "scheduled_jobs_pkey", "canonical_left_job"}
 OPEN = ("find ", "unknown")
 """Names of statements that may sort what runs, of which there is little."""
-RUNNING = {"jobs_hot_state", "attempts_pkey", "instances_pkey"}
+RUNNING = {"jobs_hot_state", "attempts_pkey", "callbacks_pkey", "instances_pkey"}
 HOT: dict[str, tuple[Statement, set[str]]] = {
     "insert one": (_first(STORE.insert([NewJob("k", "q", "{}")])), set()),
     "insert deferred": (_first(STORE.insert([NewJob("k", "q", "{}", run_at=NOW)] * 3)), set()),
@@ -87,7 +87,7 @@ HOT: dict[str, tuple[Statement, set[str]]] = {
         Statement("takeover", takeover._sql(Names("awa")), (["q1", "none"], 500)),
         {"scheduled_jobs_queue", "scheduled_jobs_pkey", "canonical_left_old"},
     ),
-    "cancel": (_first_of(people.cancelling(NAMES, 50, 7)), KEYS | {"attempts_pkey"}),
+    "cancel": (_first_of(people.cancelling(NAMES, 50, 7)), KEYS | {"attempts_pkey", "callbacks_pkey"}),
     "move": (_first_of(people.moving(NAMES, 50, "q", None)), KEYS),
     "retry": (_first_of(people.retrying(NAMES, 50, JOB)), {"jobs_hot_pkey", "canonical_left_old"}),
     "take back": (_first_of(people.retrying(Names("awa"), 50, JOB)), {"jobs_hot_pkey", "canonical_left_old"}),

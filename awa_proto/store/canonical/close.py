@@ -9,6 +9,7 @@ state it goes to     | by a worker of canonical storage          | by one of que
 completed, cancelled | the row is updated                        | the same
 failed               | the same; or it moves to the dead letters | the same
 available            | the row is updated                        | it moves to `ready`
+waiting_external     | the row is updated                        | the same
 scheduled, retryable | it moves to `scheduled_jobs`              | it moves to `deferred`
 """
 
@@ -23,7 +24,7 @@ from awa_proto.job import Attempt, JobState
 from awa_proto.plan import Plan, Rows, Statement, Value
 from awa_proto.store import Ended, Verdict, Verdicts
 from awa_proto.store.canonical.persistent import persistently
-from awa_proto.store.queue.close import CODES, columns, follow_ups, returns
+from awa_proto.store.queue.close import CODES, COLUMNS, RESULT, called, calls, columns, follow_ups, how_called, returns
 from awa_proto.store.queue.home import taker
 from awa_proto.store.queue.names import BODY, Names, body
 from awa_proto.store.queue.unique import kept, kept_out
@@ -41,6 +42,7 @@ class _Into(Enum):
     AVAILABLE = "available"
     SCHEDULED = "scheduled"
     DLQ = "dlq"
+    WAITING = "waiting"
 
 
 _TARGET = {
@@ -50,6 +52,7 @@ _TARGET = {
     JobState.FAILED: _Into.ENDED,
     JobState.CANCELLED: _Into.ENDED,
     JobState.AVAILABLE: _Into.AVAILABLE,
+    JobState.WAITING_EXTERNAL: _Into.WAITING,
 }
 
 
@@ -57,7 +60,7 @@ class Form(NamedTuple):
     """What a closing statement does: each combination is a statement of its own.
 
     following: there are follow-ups; keyed: some have a unique key. forgets: attempts have rows of their own. returning: all go
-    back to a state for which they must win their unique keys.
+    back to a state for which they must win their unique keys. outside, called: as `close.Form` of queue storage.
     """
 
     into: _Into
@@ -65,6 +68,8 @@ class Form(NamedTuple):
     keyed: bool = False
     forgets: bool = False
     returning: bool = False
+    outside: bool = False
+    called: bool = False
 
     @property
     def name(self) -> str:
@@ -118,6 +123,29 @@ moved AS (
 ),"""
 
 
+def _park(n: Names, which: str) -> str:
+    """The CTEs that let attempts wait for their callbacks; those whose callback came already run again at once."""
+    return f"""
+used AS (
+  UPDATE {n.s}.callbacks c SET state = CASE c.state WHEN 3 THEN 3 ELSE 2 END, waits_since = clock_timestamp()
+  WHERE c.job_id = ANY (ARRAY({which})) AND c.run_lease = ANY (ARRAY(SELECT run_lease FROM held)) AND c.state IN (0, 3)
+  RETURNING c.job_id, c.run_lease, c.state AS waits, c.result
+),
+parking AS MATERIALIZED (
+  SELECT h.*, u.waits, u.result FROM held h LEFT JOIN used u ON u.job_id = h.id AND u.run_lease = h.run_lease
+),
+{_update(n, "going", _PARKED, which).lstrip().replace("FROM held h", "FROM parking h")}"""
+
+
+_RESUMED = RESULT.replace("then_extra", "h.then_extra").replace("result::", "h.result::")
+_PARKED = f"""state = CASE h.waits WHEN 2 THEN $4::smallint WHEN 3 THEN {CODES[JobState.AVAILABLE]}
+                           ELSE {CODES[JobState.FAILED]} END,
+      finalized_at = CASE WHEN h.waits IS NULL THEN h.at END, attempt = h.count - CASE h.waits WHEN 3 THEN 1 ELSE 0 END,
+      attempted_at = CASE WHEN h.waits = 3 THEN NULL ELSE j.attempted_at END,
+      extra = CASE h.waits WHEN 2 THEN h.then_extra WHEN 3 THEN {_RESUMED}
+                           ELSE h.unregistered::json END"""
+
+
 def _write(n: Names, form: Form) -> str:
     """The CTEs that end what is in `held`, which nobody else can change any more; `fresh` has what was ended.
 
@@ -139,11 +167,16 @@ def _write(n: Names, form: Form) -> str:
             write = _update(n, "going", "state = $4::smallint, finalized_at = now()", which)
         case _Into.ENDED:
             write = _update(n, "going", f"state = $4::smallint, finalized_at = h.at, {_TOLD}", which)
+        case _Into.WAITING:
+            write = _park(n, which)
         case _Into.AVAILABLE:
+            run_at = "h.due" if form.called else "h.run_at"
             if n.canonical:
-                write = _update(n, "going", f"state = $4::smallint, attempted_at = NULL, {_TOLD}", which)
+                write = _update(
+                    n, "going", f"state = $4::smallint, attempted_at = NULL, run_at = {run_at}, {_TOLD}", which
+                )
             else:
-                write = _move(n, "ready", "seg", f"(SELECT {n.open_segment})", "h.run_at", which)
+                write = _move(n, "ready", "seg", f"(SELECT {n.open_segment})", run_at, which)
         case _Into.SCHEDULED:
             table = "scheduled_jobs" if n.canonical else "deferred"
             retried = f"CASE $4::smallint WHEN {CODES[JobState.RETRYABLE]} THEN at END"
@@ -178,9 +211,12 @@ def sql(n: Names, form: Form) -> str:
         "$1::bigint[], $2::bigint[]) g(id, lease)"
         if lean
         else "$1::bigint[], $2::bigint[], $5::smallint[], $6::timestamptz[], $7::timestamptz[], $8::text[], $9::text[],\n"
-        "       $10::text[]) g(id, lease, count, due, at, now_extra, reason, duplicate)"
+        "       $10::text[], $11::text[]) g(id, lease, count, due, at, now_extra, reason, duplicate, unregistered)"
     )
+    first = 5 if lean else 12
     wakes: list[str] = []
+    if form.into is _Into.WAITING:
+        wakes.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM parking WHERE waits = 3) q")
     if form.into is _Into.AVAILABLE:
         wakes.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM held JOIN fresh USING (id)) q")
     if form.following:
@@ -195,26 +231,45 @@ def sql(n: Names, form: Form) -> str:
         mine += " AND j.a NOT IN (SELECT id FROM kept_out)"
     taken = None if lean else kept("held", "$4::smallint", "then_extra")
     of, rotor = ("bigint", "bigint"), "$3::bigint"
-    follow = follow_ups(n, 5 if lean else 11, of=of, on=mine, rotor=rotor, keyed=form.keyed, taken=taken)
-    more = "g.count, g.due, g.at, g.reason, g.duplicate, coalesce(g.now_extra::json, j.extra) AS then_extra"
+    follow = follow_ups(n, first, of=of, on=mine, rotor=rotor, keyed=form.keyed, taken=taken)
+    more = "g.count, g.due, g.at, g.reason, g.duplicate, g.unregistered, coalesce(g.now_extra::json, j.extra) AS then_extra"
     duplicates = "coalesce(cancelled, false) OR id IN (SELECT id FROM kept_out)" if form.returning else "false"
     forgotten = f"""
 forgotten AS (
   DELETE FROM {n.s}.attempts a USING fresh f
   WHERE a.job_id = ANY (ARRAY(SELECT id FROM fresh)) AND a.job_id = f.id AND a.run_lease = f.run_lease
 ),"""
+    forgets = form.forgets or form.called
+    if forgets and form.into is not _Into.WAITING:
+        forgotten += forgotten.replace("forgotten", "forgotten_callbacks").replace(".attempts a", ".callbacks a")
+    # callbacks are locked before anything else, so that whoever uses one is waited for, or waits
+    last = first + (len(COLUMNS) + 2 * form.keyed if form.following else 0)
+    which = called(last) if form.called else "c.job_id = ANY ($1::bigint[])"
+    locked = f"""
+locked AS MATERIALIZED (
+  SELECT c.job_id, c.run_lease FROM {n.s}.callbacks c WHERE {which} AND (SELECT count(*) FROM given) > 0
+  ORDER BY c.job_id FOR UPDATE
+),"""
+    locks = forgets or form.into is _Into.WAITING
+    runs = f"j.state = {RUNNING}"
+    if form.called:
+        runs = f"""j.state IN ({RUNNING}, {CODES[JobState.WAITING_EXTERNAL]})
+    AND EXISTS (SELECT FROM locked l WHERE l.job_id = j.id AND l.run_lease = j.run_lease)"""
+    still = " AND EXISTS (SELECT FROM locked l WHERE l.job_id = g.id AND l.run_lease = g.lease)" if form.called else ""
+    if locks:
+        runs += " AND (SELECT count(*) FROM locked) >= 0"
     return f"""
 WITH {taker(n) if form.following else ""}given AS MATERIALIZED (
-  SELECT g.*, $4::smallint AS becomes, set_config('lock_timeout', '200ms', true) FROM unnest({given}
-),
+  SELECT g.*, $4::smallint AS becomes{"" if form.outside else ", set_config('lock_timeout', '200ms', true)"} FROM unnest({given}
+),{locked if locks else ""}
 held AS MATERIALIZED (
   SELECT {"j.id" if lean else f"j.*, {more}"}
   FROM {n.s}.jobs_hot j JOIN given g ON g.id = j.id AND g.lease = j.run_lease
-  WHERE j.id = ANY ($1::bigint[]) AND j.state = {RUNNING}
+  WHERE j.id = ANY ($1::bigint[]) AND {runs}
   ORDER BY j.id FOR UPDATE OF j
-),{_write(n, form)}{follow if form.following else ""}{forgotten if form.forgets else ""}
+),{_write(n, form)}{follow if form.following else ""}{forgotten if forgets else ""}
 verdict AS MATERIALIZED (   -- of those not ended now: as it was before this statement
-  SELECT g.id, g.lease, f.id IS NOT NULL AS fresh, bool_or(k.state = {RUNNING} AND k.run_lease = g.lease) AS running,
+  SELECT g.id, g.lease, f.id IS NOT NULL AS fresh, bool_or(k.state = {RUNNING} AND k.run_lease = g.lease{still}) AS running,
          bool_or(k.state = {CODES[JobState.CANCELLED]} AND k.run_lease = g.lease) AS cancelled,
          bool_or(EXISTS (SELECT FROM generate_series(1, cardinality(k.ended), 2) i
                          WHERE k.ended[i] = g.lease AND k.ended[i + 1] = $3::bigint)) AS mine
@@ -230,7 +285,7 @@ verdict AS MATERIALIZED (   -- of those not ended now: as it was before this sta
 SELECT id, lease, fresh OR coalesce(mine, false), coalesce(running, false), {inserted}, {duplicates}{woken} FROM verdict"""
 
 
-def statement(n: Names, attempts: Sequence[Ended], flush: int) -> Statement:
+def statement(n: Names, attempts: Sequence[Ended], flush: int, *, outside: bool = False) -> Statement:
     """One statement: attempts whose jobs go to one state."""
     attempts = list({(e.attempt.id, e.attempt.run_lease): e for e in attempts}.values())
     transition = attempts[0].transition
@@ -240,6 +295,8 @@ def statement(n: Names, attempts: Sequence[Ended], flush: int) -> Statement:
         keyed=any(follow.unique for e in attempts for follow in e.follow_ups),
         forgets=any(e.flushed for e in attempts),
         returning=returns(attempts[0]),
+        outside=outside,
+        called=attempts[0].called is not None,
     )
     params: tuple[Value, ...] = (
         [e.attempt.id for e in attempts],
@@ -255,9 +312,12 @@ def statement(n: Names, attempts: Sequence[Ended], flush: int) -> Statement:
             [e.extra for e in attempts],
             [e.transition.dead_letter for e in attempts],
             [e.extra_of_duplicate if form.returning else None for e in attempts],
+            [e.extra_of_unregistered if form.into is _Into.WAITING else None for e in attempts],
         )
     if form.following:
         params += columns(attempts, _fence, keyed=form.keyed)
+    if form.called:
+        params += calls(attempts)
     return Statement(f"{'canonical' if n.canonical else 'takeover'}.close.{form.name}", sql(n, form), params)
 
 
@@ -269,14 +329,16 @@ def _is_letter(e: Ended) -> bool:
     return e.transition.to is JobState.FAILED and e.transition.dead_letter is not None
 
 
-def finalizing(n: Names, attempts: Sequence[Ended], flush: int) -> Plan[Verdicts]:
+def finalizing(n: Names, attempts: Sequence[Ended], flush: int, *, outside: bool = False) -> Plan[Verdicts]:
     """The plan of a flush: a statement for each state that jobs go to, each of which commits by itself."""
-    groups: dict[tuple[int, bool, bool], list[int]] = {}
+    groups: dict[tuple[int, bool, bool, tuple[int, ...]], list[int]] = {}
     for position, e in enumerate(attempts):
-        groups.setdefault((CODES[e.transition.to], _is_letter(e), returns(e)), []).append(position)
+        key = (CODES[e.transition.to], _is_letter(e), returns(e), how_called(e))
+        groups.setdefault(key, []).append(position)
     verdicts = Verdicts([Verdict.STALE] * len(attempts))
     for _, positions in sorted(groups.items()):
-        rows: Rows = yield from persistently(statement(n, [attempts[p] for p in positions], flush))
+        one = statement(n, [attempts[p] for p in positions], flush, outside=outside)
+        rows: Rows = yield from persistently(one)
         answers = {(id, lease): (accepted, again, duplicate) for id, lease, accepted, again, _, duplicate, *_ in rows}
         verdicts.inserted += rows[0][4]
         for p in positions:

@@ -14,7 +14,7 @@ from awa_proto.store import Cancelled
 from awa_proto.store.canonical.close import RUNNING, ended, trace
 from awa_proto.store.queue.close import CODES
 from awa_proto.store.queue.home import available, taker
-from awa_proto.store.queue.names import BODY, PROGRESSING, Names, body
+from awa_proto.store.queue.names import BODY, NO_LETTER, NO_OUTPUT, PROGRESSING, Names, body
 from awa_proto.store.queue.selection import BATCH, GONE_ON, taken
 from awa_proto.store.queue.unique import kept_out
 
@@ -27,12 +27,14 @@ def _cancel_sql(n: Names) -> str:
     """$1 id, $2 a flush for the end of an attempt. What is returned is the state it was in, and its lease."""
     merged = PROGRESSING.replace("r.", "j.").replace("a.", "f.")
     return f"""
-WITH scheduled AS (DELETE FROM {n.s}.scheduled_jobs WHERE id = $1::bigint RETURNING *),
+WITH locked AS MATERIALIZED (SELECT job_id FROM {n.s}.callbacks WHERE job_id = $1::bigint FOR UPDATE),
+scheduled AS (DELETE FROM {n.s}.scheduled_jobs WHERE id = $1::bigint RETURNING *),
 found AS MATERIALIZED (
   SELECT j.id, j.state, j.run_lease,
          (SELECT a.progress FROM {n.s}.attempts a WHERE a.job_id = j.id AND a.run_lease = j.run_lease) AS progress
   FROM {n.s}.jobs_hot j
   WHERE j.id = $1::bigint AND CASE WHEN j.state IN ({_AVAILABLE}, {RUNNING}, {_WAITING}) THEN true ELSE false END
+    AND (SELECT count(*) FROM locked) >= 0
   FOR UPDATE OF j
 ),
 hot AS (
@@ -44,6 +46,7 @@ hot AS (
   RETURNING j.id, f.state, f.run_lease
 ),
 forgotten AS (DELETE FROM {n.s}.attempts WHERE job_id IN (SELECT id FROM hot)),
+forgotten_callbacks AS (DELETE FROM {n.s}.callbacks WHERE job_id IN (SELECT id FROM hot)),
 moved AS (
   INSERT INTO {n.s}.jobs_hot (id, state, attempted_at, finalized_at, ended, {BODY})
   SELECT id, {_CANCELLED}, attempted_at, clock_timestamp(), ended, {BODY} FROM scheduled
@@ -98,7 +101,7 @@ gone AS (DELETE FROM {n.s}.jobs_hot WHERE {over} AND NOT EXISTS (SELECT FROM kep
 {trace(n, "ended", "gone")}{available(n, "back", again, "gone", returning=f"id, {BODY}")}
 SELECT {columns}, {n.wake("queue")} FROM (
   SELECT b.*, {_AVAILABLE} AS state, NULL::timestamptz AS attempted_at, NULL::timestamptz AS deadline_at,
-         NULL::timestamptz AS finalized_at, NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, NULL::json AS output
+         NULL::timestamptz AS finalized_at, {NO_LETTER}
   FROM back b) j"""
 
 
@@ -120,7 +123,7 @@ kept AS (
   SELECT id, state, attempted_at, finalized_at, {BODY}, '{DeadLetter.MOVED}' FROM gone
   RETURNING *
 )
-SELECT {columns} FROM (SELECT *, NULL::timestamptz AS deadline_at, NULL::json AS output FROM kept) j"""
+SELECT {columns} FROM (SELECT *, NULL::timestamptz AS deadline_at, {NO_OUTPUT} FROM kept) j"""
 
 
 @lru_cache
@@ -153,6 +156,25 @@ gone AS (
 SELECT (SELECT count(*) FROM gone)::int, EXISTS (SELECT FROM waiting)"""
 
 
+@lru_cache
+def _drain_waiting_sql(n: Names) -> str:
+    """$1 queue. Those that are parked."""
+    return f"""
+WITH found AS MATERIALIZED (
+  SELECT id FROM {n.s}.jobs_hot WHERE state = {_WAITING} AND state NOT IN (1, 3) AND queue = $1::text
+  ORDER BY state, id LIMIT {BATCH}
+),
+locked AS MATERIALIZED (
+  SELECT job_id FROM {n.s}.callbacks WHERE job_id = ANY (ARRAY(SELECT id FROM found)) ORDER BY job_id FOR UPDATE
+),
+gone AS (
+  UPDATE {n.s}.jobs_hot SET state = {_CANCELLED}, finalized_at = clock_timestamp()
+  WHERE id = ANY (ARRAY(SELECT id FROM found)) AND state = {_WAITING} AND (SELECT count(*) FROM locked) >= 0 RETURNING id
+),
+forgotten_callbacks AS (DELETE FROM {n.s}.callbacks WHERE job_id = ANY (ARRAY(SELECT id FROM gone)))
+SELECT (SELECT count(*) FROM gone)::int, EXISTS (SELECT FROM found)"""
+
+
 def draining(n: Names, queue: str) -> Plan[int]:
     """Cancel all jobs of a queue that are here and nobody has claimed. How many."""
     done, after, more = 0, -(2**63), True
@@ -161,9 +183,10 @@ def draining(n: Names, queue: str) -> Plan[int]:
         count, last, more, *_ = rows[0]
         done += count
         after = after if last is None else last
-    more = True
-    while more:
-        rows = yield Statement("canonical.drain.available", _drain_available_sql(n), (queue,))
-        count, more = rows[0]
-        done += count
+    for name, sql in (("available", _drain_available_sql), ("waiting", _drain_waiting_sql)):
+        more = True
+        while more:
+            rows = yield Statement(f"canonical.drain.{name}", sql(n), (queue,))
+            count, more = rows[0]
+            done += count
     return done

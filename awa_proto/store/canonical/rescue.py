@@ -18,10 +18,15 @@ def _attempts(n: Names, condition: str) -> str:
     return f"""
 SELECT {CANONICAL}::smallint, r.run_lease, 0::smallint, r.run_lease, r.id, r.queue, r.priority, r.kind, r.args::text, r.attempt,
        r.max_attempts, r.run_at, r.created_at,
-       CASE WHEN a.progress IS NULL THEN r.extra ELSE {PROGRESSING} END::text, a.progress IS NOT NULL, clock_timestamp()
+       CASE WHEN a.progress IS NULL THEN r.extra ELSE {PROGRESSING} END::text, a.progress IS NOT NULL OR b.state IS NOT NULL,
+       clock_timestamp()
 FROM {n.s}.jobs_hot r
 LEFT JOIN LATERAL (
   SELECT a.progress FROM {n.s}.attempts a WHERE a.job_id = r.id AND a.run_lease = r.run_lease ORDER BY a.job_id LIMIT 1) a
+  ON true
+LEFT JOIN LATERAL (
+  SELECT b.state, b.waited FROM {n.s}.callbacks b
+  WHERE b.job_id = r.id AND b.run_lease = r.run_lease ORDER BY b.job_id LIMIT 1) b
   ON true
 WHERE r.state = {RUNNING} AND {condition}
 ORDER BY r.state, r.id"""
@@ -31,10 +36,11 @@ ORDER BY r.state, r.id"""
 def find_sql(n: Names, *, overdue: bool) -> str:
     """$1 seconds without a sign of life, or since the deadline; $2 id to begin after, $3 most attempts."""
     lately = "clock_timestamp() - $1::float8 * interval '1 s'"
-    late = f"r.deadline_at < {lately}"
+    late = f"r.deadline_at + coalesce(b.waited, 0) * interval '1 s' < {lately}"
     silent = f"""r.attempted_at < {lately} AND NOT EXISTS (
     SELECT FROM {n.s}.instances i WHERE i.id = r.instance AND i.heartbeat_at >= {lately})"""
-    return _attempts(n, f"r.id > $2::bigint AND {late if overdue else silent}") + " LIMIT $3::int"
+    waits = "b.state IS NOT DISTINCT FROM 1"
+    return _attempts(n, f"r.id > $2::bigint AND NOT ({waits}) AND {late if overdue else silent}") + " LIMIT $3::int"
 
 
 def _finding(

@@ -12,10 +12,12 @@ from awa_proto.health import StoreHealth
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow
 from awa_proto.plan import Op, Plan
 from awa_proto.store import (
+    Callback,
     Cancelled,
     Claimed,
     Demand,
     Ended,
+    ExpiredPage,
     Forgotten,
     JobFilter,
     KindInfo,
@@ -25,17 +27,22 @@ from awa_proto.store import (
     Promoted,
     QueueSettings,
     QueueStat,
+    Registered,
     Registration,
     Ring,
     Selection,
     StrandedPage,
+    Verdict,
     Verdicts,
+    Wait,
+    Waited,
     WorkerInfo,
 )
 from awa_proto.store.canonical import attempts, claim, claim_one, close, promote, rescue
 from awa_proto.store.queue import (
     QueueStore,
     bulk,
+    callbacks,
     cron,
     dead_letters,
     enqueue,
@@ -44,6 +51,7 @@ from awa_proto.store.queue import (
     leading,
     listening,
     lists,
+    parked,
     people,
     reads,
     rebase,
@@ -143,11 +151,35 @@ class CanonicalStore:
     def unknown(self, instance: int, known: Sequence[int], since: int) -> Op[list[Attempt]]:  # noqa: ARG002  one look finds all
         return rescue.unknown(self._names, instance, known)
 
+    def find_expired(self, limit: int) -> Op[ExpiredPage]:
+        return callbacks.find_expired(self._names, limit)
+
+    def register_callback(self, attempt: Attempt, timeout: float, expressions: str | None) -> Op[Registered | None]:
+        return callbacks.register(self._names, attempt, timeout, expressions)
+
+    def find_callback(self, id: str) -> Plan[Callback | None]:
+        return callbacks.find(self._names, id)
+
+    def find_waiting(self, id: int) -> Plan[Callback | None]:
+        return callbacks.find_waiting(self._names, id)
+
+    def end_called(self, ended: Ended, flush: int) -> Plan[Verdict]:
+        return callbacks.end(self._names, ended, flush)
+
+    def resume(self, callback: Callback, result: str) -> Plan[bool]:
+        return callbacks.resume(self._names, callback, result)
+
+    def heartbeat_callback(self, callback: Callback, timeout: float) -> Plan[datetime | None]:
+        return callbacks.heartbeat(self._names, callback, timeout)
+
+    def wait(self, waits: Sequence[Wait]) -> Op[list[Waited]]:
+        return callbacks.wait(self._names, waits)
+
     def tell_ended(self, attempts: Sequence[Attempt]) -> Op[None]:
         return listening.tell_ended(self._names, attempts)
 
     def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
-        return finalize(self._names, ended, flush, close.finalizing)
+        return finalize(self._names, ended, flush, close.finalizing, parked.finalizing)
 
     def promote(self, limit: int, since: datetime | None = None, *, canonical: Sequence[str] = ()) -> Op[Promoted]:  # noqa: ARG002  they are here
         return promote.promote(self._names, limit, since)

@@ -84,6 +84,31 @@ kept AS (
 SELECT {GONE_ON}"""
 
 
+@lru_cache
+def _drain_waiting_sql(n: Names) -> str:
+    """$1 after id, $2 most, $3 queue. Parked jobs; the callbacks first, like whoever uses them."""
+    mine = f"CASE WHEN r.state = {CODES[JobState.WAITING_EXTERNAL]} THEN r.queue = $3::text ELSE false END"
+    still = (
+        f"r.queue = $3::text AND r.state = {CODES[JobState.WAITING_EXTERNAL]} AND (SELECT count(*) FROM locked) >= 0"
+    )
+    found = taken(n, "waiting", mine, still=still).replace(
+        "gone AS (",
+        f"""
+locked AS MATERIALIZED (
+  SELECT job_id FROM {n.s}.callbacks WHERE job_id = ANY (ARRAY(SELECT id FROM looked WHERE wanted)) ORDER BY job_id FOR UPDATE
+),
+gone AS (""",
+    )
+    return f"""
+WITH {found},
+used AS (DELETE FROM {n.s}.callbacks WHERE job_id = ANY (ARRAY(SELECT id FROM gone))),
+kept AS (
+  INSERT INTO {n.s}.failed (id, state, attempted_at, finalized_at, {BODY})
+  SELECT id, {_CANCELLED}, attempted_at, clock_timestamp(), {BODY} FROM gone ORDER BY id
+)
+SELECT {GONE_ON}"""
+
+
 def _lanes_sql(n: Names, s: int) -> str:
     """$1 queue. The lanes it has in a segment, as (priority, stripe)."""
     return f"""
@@ -175,7 +200,7 @@ SELECT (SELECT count(*) FROM kept)::int, b.n > 0 AND NOT EXISTS (SELECT FROM tur
 
 
 def drain_queue(n: Names, queue: str, flush: int) -> Op[int]:
-    """Cancel all jobs of a queue that nobody has claimed: in canonical storage, then deferred ones, then those in the logs.
+    """Cancel all jobs of a queue that nobody works on: in canonical storage, then parked and deferred ones, then in the logs.
 
     Jobs move in that order and never back, so that none slips through.
 
@@ -186,12 +211,13 @@ def drain_queue(n: Names, queue: str, flush: int) -> Op[int]:
     def plan() -> Plan[int]:
         nonlocal done
         done += yield from canonical.draining(n, queue)
-        after, more = -(2**63), True
-        while more:
-            rows = yield Statement("drain.deferred", _drain_deferred_sql(n), (after, BATCH, queue))
-            count, last, more, *_ = rows[0]
-            done += count
-            after = after if last is None else last
+        for name, sql in (("waiting", _drain_waiting_sql), ("deferred", _drain_deferred_sql)):
+            after, more = -(2**63), True
+            while more:
+                rows = yield Statement(f"drain.{name}", sql(n), (after, BATCH, queue))
+                count, last, more, *_ = rows[0]
+                done += count
+                after = after if last is None else last
         used = yield Statement(
             "segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'"
         )

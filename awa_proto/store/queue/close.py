@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, TypeAlias
 from awa_proto.job import Attempt, JobState
 from awa_proto.output import MAX_BATCH_OUTPUT_BYTES
 from awa_proto.plan import Op, Plan, Rows, Statement, Value
-from awa_proto.store import Ended, Verdict, Verdicts
+from awa_proto.store import Ended, Verdict, Verdicts, Waits
 from awa_proto.store.queue.home import NEW, available, scheduled
-from awa_proto.store.queue.names import BODY, CANONICAL, PROGRESSING, Names, own_stripe
+from awa_proto.store.queue.names import BODY, CANONICAL, PARKED, PROGRESSING, Names, own_stripe
 from awa_proto.store.queue.unique import kept, kept_out, won
-from awa_proto.unique import must_win_again
+from awa_proto.unique import must_win_after_waiting, must_win_again
 
 CODES = {state: code for code, state in enumerate(JobState)}
 """The number a state has in the database: its place in JobState."""
@@ -36,6 +36,7 @@ class _Into(Enum):
     FAILED = "failed"
     DLQ = "dlq"
     READY = "ready"
+    WAITING = "waiting"
 
 
 _TARGET = {
@@ -45,6 +46,7 @@ _TARGET = {
     JobState.FAILED: _Into.FAILED,
     JobState.CANCELLED: _Into.FAILED,
     JobState.AVAILABLE: _Into.READY,
+    JobState.WAITING_EXTERNAL: _Into.WAITING,
 }
 
 
@@ -55,6 +57,7 @@ class Form(NamedTuple):
     forgets: attempts have rows of their own. returning: all go back to a state for which they must win their unique keys.
     outside: the caller is not the worker of the attempts. It waits for locks as long as its transaction does, else 200 ms,
     which would stay set in a caller's transaction; and it does not know what they recorded, so that is read.
+    called: by their callbacks, each as long as that is as it was found.
     """
 
     into: _Into
@@ -64,12 +67,33 @@ class Form(NamedTuple):
     forgets: bool = False
     returning: bool = False
     outside: bool = False
+    called: bool = False
 
     @property
     def name(self) -> str:
         """The part of the statement's name that says which one it is."""
         said = (name for name, yes in zip(self._fields[1:], self[1:], strict=True) if yes)
         return ".".join([self.into.value, *said])
+
+    @property
+    def more(self) -> tuple[str, ...]:
+        """What is said of each attempt besides, as text."""
+        said = {
+            "reason": self.into is _Into.DLQ,
+            "duplicate": self.returning,
+            "unregistered": self.into is _Into.WAITING,
+        }
+        return tuple(name for name, yes in said.items() if yes)
+
+    @property
+    def first(self) -> int:
+        """The number of the first parameter after those of the attempts."""
+        return 7 if self.outputs else 6 if self.into is _Into.NOWHERE else 12 + len(self.more)
+
+    @property
+    def last(self) -> int:
+        """The number of the first parameter after those of the follow-ups."""
+        return self.first + (len(COLUMNS) + 2 * self.keyed if self.following else 0)
 
 
 def _ended_jobs(n: Names, s: int, form: Form) -> str:
@@ -78,9 +102,8 @@ def _ended_jobs(n: Names, s: int, form: Form) -> str:
     The run_lease of the ready row is the one before this claim, `prior`; a lateral in index order finds it, since a join
     could become a scan of the whole table, planned while it was empty.
     """
-    reason, reasons = (", reason", ", $12::text[]") if form.into is _Into.DLQ else ("", "")
-    if form.returning:
-        reason, reasons = ", duplicate", ", $12::text[]"
+    reason = "".join(f", {name}" for name in form.more)
+    reasons = "".join(f", ${12 + i}::text[]" for i in range(len(form.more)))
     recorded = f"LEFT JOIN {n.s}.attempts a ON a.job_id = r.id AND a.run_lease = k.lease" if form.outside else ""
     kept_extra = f"CASE WHEN a.progress IS NULL THEN r.extra ELSE {PROGRESSING} END" if form.outside else "r.extra"
     return f"""
@@ -142,12 +165,50 @@ moved AS (
   INSERT INTO {n.s}.dlq (id, state, attempted_at, finalized_at, dlq_at, dlq_reason, {BODY})
   SELECT id, $5::smallint, claimed_at, at, at, reason, {_body("run_at")} FROM accepted ORDER BY id
 ),"""
+        case _Into.WAITING:
+            return f"""{_ended_jobs(n, s, form)}{_duplicates(n) if form.returning else ""}{_parked(n, but_lost)}"""
         case _Into.READY:
             return f"""{_ended_jobs(n, s, form)}{_duplicates(n) if form.returning else ""}
 moved AS (
   INSERT INTO {n.s}.ready (seg, id, {BODY})
-  SELECT {n.open_segment}, id, {_body("run_at")} FROM accepted{but_lost} ORDER BY id
+  SELECT {n.open_segment}, id, {_body("due" if form.called else "run_at")} FROM accepted{but_lost} ORDER BY id
   RETURNING queue
+),"""
+
+
+RESULT = """(coalesce(then_extra, '{}')::jsonb
+          || jsonb_build_object('callback_result', jsonb_build_object('value', result::jsonb)))::json"""
+"""SQL: the extra of a job that is resumed, of what it was to be and of the result of its callback."""
+
+
+def _parked(n: Names, but_lost: str) -> str:
+    """The CTEs that let accepted attempts wait for their callbacks; those whose callback came already run again at once.
+
+    `locked` has the callbacks, so they are what is found here: nobody can use one between the two.
+    """
+    jobs = "FROM accepted a JOIN called c ON c.job_id = a.id AND c.run_lease = a.lease"
+    again = _body("run_at").replace("count,", "(count - 1)::smallint,").replace("then_extra", RESULT)
+    failed = _body("run_at").replace("then_extra", "unregistered::json")
+    return f"""
+called AS (
+  UPDATE {n.s}.callbacks c SET state = CASE c.state WHEN 3 THEN 3 ELSE 2 END, waits_since = clock_timestamp()
+  WHERE c.job_id = ANY (ARRAY(SELECT id FROM accepted{but_lost})) AND c.run_lease = ANY (ARRAY(SELECT lease FROM accepted))
+    AND c.state IN (0, 3)
+  RETURNING c.job_id, c.run_lease, c.state AS waits, c.result
+),
+moved AS (
+  INSERT INTO {n.s}.waiting (id, attempted_at, {BODY})
+  SELECT id, claimed_at, {_body("run_at")} {jobs.replace("c ON", "c ON c.waits = 2 AND")} ORDER BY id
+),
+again AS (
+  INSERT INTO {n.s}.ready (seg, id, {BODY})
+  SELECT {n.open_segment}, id, {again} {jobs.replace("c ON", "c ON c.waits = 3 AND")} ORDER BY id
+  RETURNING queue
+),
+failed AS (
+  INSERT INTO {n.s}.failed (id, state, attempted_at, finalized_at, {BODY})
+  SELECT id, {CODES[JobState.FAILED]}, claimed_at, at, {failed} FROM accepted
+  WHERE id NOT IN (SELECT job_id FROM called){but_lost.replace("WHERE", "AND")} ORDER BY id
 ),"""
 
 
@@ -163,7 +224,7 @@ def follow_ups(
     taken: the keys that attempts of the statement keep, being in one of their states now. Those are not to be had, neither for
     their own follow-ups.
     """
-    types = [*of, *"text text text smallint smallint timestamptz text bigint".split()]  # noqa: SIM905
+    types = [*of, *COLUMNS[2:]]
     types += ["bytea", "int"] if keyed else []
     arrays = ", ".join(f"${first + i}::{sort}[]" for i, sort in enumerate(types))
     names = [
@@ -197,6 +258,8 @@ job AS MATERIALIZED (
 {available(n, "runnable", NEW, new, where=f"{mine} AND {due}", returning="queue")},"""
 
 
+COLUMNS = ("a", "b", "text", "text", "text", "smallint", "smallint", "timestamptz", "text", "bigint")
+"""The types of the columns of follow-ups; those of the first two are the caller's to say."""
 _SHORT = frozenset({"kind", "queue", "priority", "max_attempts"})
 _NULLABLE = ("run_at", "extra", "ordering")
 
@@ -227,9 +290,10 @@ def sql(n: Names, s: int, form: Form) -> str:
     """$1 claim ids, $2 their leases, $3 the indexes that end, one array literal per claim, $4 flush, $5 the new state.
 
     Except for completions also, per attempt: $6 claim id, $7 index, $8 the job's attempt count, $9 when it is due again,
-    $10 when it ended, $11 its new extra or NULL to keep what it had, of dead letters $12 why, of returning ones $12 the extra
-    of a duplicate. Of completions with outputs
-    $6, per claim: a JSON array of them, one for each index of $3 in ascending order. Then the columns of the follow-ups.
+    $10 when it ended, $11 its new extra or NULL to keep what it had, from $12 what `Form.more` names: why it is a dead letter,
+    its extra if it is a duplicate, or if it waits for nothing. Of completions with outputs $6, per claim: a JSON array of them,
+    one for each index of $3 in ascending order. Then the columns of the follow-ups; at last, of those that are called, what
+    `called` says.
     Each claim at most once per call.
 
     Returns a row per claim that exists: the indexes ended by this flush (now, or when it was sent before), and whether a
@@ -239,6 +303,8 @@ def sql(n: Names, s: int, form: Form) -> str:
     wakes: list[str] = []
     if form.into is _Into.READY:
         wakes.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM moved) q")
+    if form.into is _Into.WAITING:
+        wakes.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM again) q")
     if form.following:
         soon = "j.run_at > now() AND j.run_at < now() + interval '5 s'"
         wakes.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM runnable) q")
@@ -246,7 +312,7 @@ def sql(n: Names, s: int, form: Form) -> str:
     woken = f", (SELECT count(w) FROM (\n  {' UNION ALL '.join(wakes)}) w(w))" if wakes else ""
     among = "j WHERE j.key IS NULL OR j.id IN (SELECT id FROM won)" if form.keyed else ""
     inserted = f", (SELECT count(*) FROM job {among})" if form.following else ", 0"
-    first = 7 if form.outputs else 6 if form.into is _Into.NOWHERE else 12 + (form.into is _Into.DLQ or form.returning)
+    first = form.first
     mine = "j.a = f.claim_id AND j.b = ANY (f.idx)"
     if form.returning:
         mine += " AND NOT EXISTS (SELECT FROM lost l WHERE l.claim_id = j.a AND l.idx = j.b)"
@@ -260,6 +326,15 @@ forgotten AS (
       SELECT k.job_ids[i + 1] FROM fresh f JOIN known k USING (claim_id) CROSS JOIN LATERAL unnest(f.idx) i))
     AND a.run_lease = ANY (ARRAY(SELECT lease FROM known))
 ),"""
+    locks = form.forgets or form.outside or form.called or form.into is _Into.WAITING
+    if locks and form.into is not _Into.WAITING:
+        forgotten += forgotten.replace("forgotten", "forgotten_callbacks").replace(".attempts a", ".callbacks a")
+    fits = " AND (SELECT count(*) FROM locked) >= 0" if locks else ""
+    ended_by = (
+        " AND EXISTS (SELECT FROM locked l WHERE l.job_id = known.job_ids[i + 1] AND l.run_lease = known.lease)"
+        if form.called
+        else ""
+    )
     outputs = """,
          CASE WHEN o.idx = o.wanted THEN o.outputs::json ELSE (
            SELECT json_agg(o.outputs::json -> (array_position(o.wanted, i) - 1) ORDER BY i) FROM unnest(o.idx) i) END"""
@@ -287,25 +362,52 @@ known AS MATERIALIZED (
            coalesce(max(k.n) + 1, 0) AS next
     FROM (SELECT * FROM {n.s}.closures_{s} k WHERE k.claim_id = w.claim_id ORDER BY k.claim_id, k.n LIMIT 32768) k
     CROSS JOIN LATERAL unnest(k.idx) i) ended
-),
+),{_locked(n, form) if locks else ""}
 open AS MATERIALIZED (
   SELECT claim_id, next{", outputs, idx AS wanted" if form.outputs else ""}, ARRAY(
-    SELECT DISTINCT i FROM unnest(idx) i WHERE i <> ALL (ended) AND i BETWEEN 0 AND cardinality(job_ids) - 1 ORDER BY i) AS idx
+    SELECT DISTINCT i FROM unnest(idx) i
+    WHERE i <> ALL (ended) AND i BETWEEN 0 AND cardinality(job_ids) - 1{ended_by} ORDER BY i) AS idx
   FROM known
 ),
 fresh AS (
   INSERT INTO {n.s}.closures_{s} (seg, claim_id, n, flush, idx, outcome{", outputs" if form.outputs else ""})
   SELECT {s}, claim_id, next, $4::bigint, idx, $5::smallint{outputs if form.outputs else ""}
-  FROM open o WHERE cardinality(idx) > 0 ORDER BY claim_id
+  FROM open o WHERE cardinality(idx) > 0{fits} ORDER BY claim_id
   ON CONFLICT (claim_id, n) DO NOTHING
   RETURNING claim_id, idx
-),{_side(n, s, form)}{follow if form.following else ""}{forgotten if form.forgets or form.outside else ""}
+),{_side(n, s, form)}{follow if form.following else ""}{forgotten if form.forgets or form.outside or form.called else ""}
 verdict AS MATERIALIZED (
   SELECT k.claim_id, coalesce(f.idx, '{{}}') || ARRAY(SELECT i FROM unnest(k.idx) i WHERE i = ANY (k.mine)) AS ended,
          f.claim_id IS NULL AND cardinality(o.idx) > 0 AS again
   FROM known k JOIN open o USING (claim_id) LEFT JOIN fresh f USING (claim_id)
 )
 SELECT claim_id, ended, again{inserted}{duplicates if form.returning else ""}{woken} FROM verdict"""
+
+
+def _locked(n: Names, form: Form) -> str:
+    """The CTE that locks the callbacks of attempts before anything else, so that whoever uses one is waited for, or waits."""
+    which = """c.job_id = ANY (ARRAY(
+      SELECT k.job_ids[i + 1] FROM known k CROSS JOIN LATERAL unnest(k.idx) i WHERE i < cardinality(k.job_ids)))"""
+    if form.called:
+        which = called(form.last)
+    return f"""
+locked AS MATERIALIZED (
+  SELECT c.job_id, c.run_lease FROM {n.s}.callbacks c WHERE {which} ORDER BY c.job_id FOR UPDATE
+),"""
+
+
+def called(first: int) -> str:
+    """SQL: whether a callback `c` may end its attempt. From ${first}: ids, how they may wait, whether time must be up."""
+    return (
+        f"c.callback_id = ANY (${first}::text[]::uuid[]) AND c.state = ANY (${first + 1}::smallint[])"
+        f" AND (NOT ${first + 2}::bool OR c.timeout_at <= clock_timestamp())"
+    )
+
+
+def calls(ended: Sequence[Ended]) -> tuple[Value, ...]:
+    """The parameters of `called`, of attempts that are called alike."""
+    found = [e.called for e in ended if e.called is not None]
+    return [each.callback_id for each in found], [int(w) for w in found[0].waits], found[0].due
 
 
 def statement(
@@ -324,6 +426,7 @@ def statement(
         forgets=any(e.flushed for e in ended),
         returning=returns(ended[0]),
         outside=outside,
+        called=ended[0].called is not None,
     )
     by_claim: dict[int, list[Ended]] = {}
     for e in ended:
@@ -354,31 +457,37 @@ def statement(
         params += ([e.transition.dead_letter for e in ended],)
     if form.returning:
         params += ([e.extra_of_duplicate for e in ended],)
+    if into is _Into.WAITING:
+        params += ([e.extra_of_unregistered for e in ended],)
     if form.following:
         params += columns(ended, lambda attempt: (attempt.claim_id, attempt.idx), keyed=form.keyed)
+    if form.called:
+        params += calls(ended)
     return Statement(f"{n.prefix}close.{form.name}.{s}", sql(n, s, form), params)
 
 
 Elsewhere: TypeAlias = Callable[[Names, Sequence[Ended], int], Plan[Verdicts]]
 
 
-def finalize(n: Names, ended: Sequence[Ended], flush: int, canonical: Elsewhere) -> Op[Verdicts]:
+def finalize(n: Names, ended: Sequence[Ended], flush: int, canonical: Elsewhere, parked: Elsewhere) -> Op[Verdicts]:
     """End attempts. Groups by segment and new state; each group is a statement that commits by itself.
 
-    canonical: the plan that ends those of canonical storage.
+    canonical, parked: the plans that end those of canonical storage, and those that have ended and wait for a callback.
     """
     groups = _groups(ended)
+    elsewhere = {CANONICAL: canonical, PARKED: parked}
 
     def plan() -> Plan[Verdicts]:
         verdicts = Verdicts([Verdict.STALE] * len(ended))
-        there = [p for (s, *_), positions in groups if s == CANONICAL for p in positions]
-        if there:
-            answered = yield from canonical(n, [ended[p] for p in there], flush)
-            verdicts.inserted += answered.inserted
-            for p, verdict in zip(there, answered, strict=True):
-                verdicts[p] = verdict
+        for place, ending in elsewhere.items():
+            there = [p for (s, *_), positions in groups if s == place for p in positions]
+            if there:
+                answered = yield from ending(n, [ended[p] for p in there], flush)
+                verdicts.inserted += answered.inserted
+                for p, verdict in zip(there, answered, strict=True):
+                    verdicts[p] = verdict
         for (s, to, *_), positions in groups:
-            if s == CANONICAL:
+            if s in elsewhere:
                 continue
             rows: Rows = yield statement(n, s, to, [ended[p] for p in positions], flush)
             answers = {row[0]: (frozenset(row[1]), row[2]) for row in rows}
@@ -401,10 +510,17 @@ def finalize(n: Names, ended: Sequence[Ended], flush: int, canonical: Elsewhere)
 
 def returns(ended: Ended) -> bool:
     """Whether an attempt must win its job's unique key again for the state it goes to."""
+    if ended.attempt.segment == PARKED or (ended.called is not None and Waits.PARKED in ended.called.waits):
+        return must_win_after_waiting(ended.attempt.extra, ended.transition.to)
     return must_win_again(ended.attempt.extra, ended.transition.to)
 
 
-_Group: TypeAlias = tuple[int, JobState, bool, bool, int]
+def how_called(ended: Ended) -> tuple[int, ...]:
+    """What attempts must have in common to be ended by one statement, besides the state: how they are called."""
+    return () if ended.called is None else (*ended.called.waits, int(ended.called.due))
+
+
+_Group: TypeAlias = tuple[int, JobState, bool, bool, int, tuple[int, ...]]
 
 
 def _groups(ended: Sequence[Ended]) -> list[tuple[_Group, list[int]]]:
@@ -427,6 +543,7 @@ def _groups(ended: Sequence[Ended]) -> list[tuple[_Group, list[int]]]:
             e.transition.dead_letter is not None,
             e.attempt.extra is not None and returns(e),
             row,
+            () if e.called is None else how_called(e),
         )
         groups.setdefault(group, []).append(position)
     return sorted(groups.items(), key=lambda group: (group[0][0], CODES[group[0][1]], *group[0][2:]))

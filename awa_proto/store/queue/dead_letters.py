@@ -19,8 +19,8 @@ from awa_proto.store.canonical.close import trace
 from awa_proto.store.queue.close import CODES
 from awa_proto.store.queue.enqueue import PROMOTE_HINT
 from awa_proto.store.queue.home import available, scheduled, taker
-from awa_proto.store.queue.names import BODY, Names, body
-from awa_proto.store.queue.reads import JOB, beside, job_row, listed
+from awa_proto.store.queue.names import BODY, NO_LETTER, NO_OUTPUT, Names, body
+from awa_proto.store.queue.reads import COLUMNS, JOB, beside, job_row, listed
 from awa_proto.store.queue.selection import GONE_ON, LOOKED, in_batches, taken, values, wanted
 from awa_proto.store.queue.unique import kept_out, rival
 
@@ -57,7 +57,8 @@ WITH looked AS MATERIALIZED (
 SELECT {JOB} FROM (
   SELECT j.* FROM looked l CROSS JOIN LATERAL ({beside(n, "dlq", "r.id = l.id", "LIMIT 1")}) j WHERE l.wanted
   UNION ALL
-  (SELECT l.id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, l.dlq_at, NULL
+  (SELECT l.id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, l.dlq_at,
+          NULL, NULL, NULL
    FROM looked l
    WHERE EXISTS (SELECT FROM looked m WHERE m.n = {LOOKED}) OR (SELECT count(*) FROM looked) >= $3::int
    ORDER BY l.dlq_at, l.id LIMIT 1)
@@ -123,7 +124,7 @@ def dlq_depth(n: Names, queue: str | None) -> Op[int]:
 def _retry_sql(n: Names) -> str:
     """$1 id, $2 when it is due or NULL."""
     columns = f"""id, {BODY}, NULL::timestamptz AS attempted_at, NULL::timestamptz AS deadline_at,
-       NULL::timestamptz AS finalized_at, NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, NULL::json AS output"""
+       NULL::timestamptz AS finalized_at, {NO_LETTER}"""
     soon = f"run_at < now() + interval '{PROMOTE_HINT} s'"
     due, everything = "coalesce($2::timestamptz, now()) <= now()", f"id, {BODY}"
     again = body(attempt="0", extra=WITHOUT_PROGRESS, run_at="coalesce($2::timestamptz, now())")
@@ -150,7 +151,7 @@ def retry_from_dlq(n: Names, id: int, run_at: datetime | None) -> Op[JobRow | No
     def plan() -> Plan[JobRow | None]:
         rows = yield Statement(f"{n.prefix}retry_from_dlq", _retry_sql(n), (id, run_at))
         if rows:
-            return job_row(rows[0][:18])
+            return job_row(rows[0][:COLUMNS])
         if (other := (yield from rival(n, id, "dlq"))) is not None:
             raise UniqueConflict(other)
         return None
@@ -200,7 +201,7 @@ kept AS (
 def _move_sql(n: Names) -> str:
     return f"""
 WITH gone AS (DELETE FROM {n.s}.failed WHERE id = $1::bigint AND state = {_FAILED} RETURNING *),{_kept(n)}
-SELECT {JOB} FROM (SELECT *, NULL::timestamptz AS deadline_at, NULL::json AS output FROM kept) j"""
+SELECT {JOB} FROM (SELECT *, NULL::timestamptz AS deadline_at, {NO_OUTPUT} FROM kept) j"""
 
 
 def move_to_dlq(n: Names, id: int) -> Op[JobRow | None]:

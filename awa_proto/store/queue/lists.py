@@ -30,11 +30,13 @@ from awa_proto.store.queue.sweep import open_claims
 PAGE = 60
 """Most jobs a statement lists; the cost of a longer page passes jit_above_cost."""
 _TABLES: dict[JobState | None, tuple[str, ...]] = {
-    None: ("deferred", "failed", "dlq", "jobs_hot", "scheduled_jobs"),
+    None: ("deferred", "failed", "dlq", "waiting", "jobs_hot", "scheduled_jobs"),
     JobState.SCHEDULED: ("deferred", "scheduled_jobs"),
     JobState.RETRYABLE: ("deferred", "scheduled_jobs"),
     JobState.FAILED: ("failed", "dlq", "jobs_hot"),
     JobState.CANCELLED: ("failed", "jobs_hot"),
+    JobState.COMPLETED: ("waiting", "jobs_hot"),
+    JobState.WAITING_EXTERNAL: ("waiting", "jobs_hot"),
 }
 """The tables beside the logs that have jobs in a state; in any other they are in `jobs_hot`, that of canonical storage."""
 _LOGGED = frozenset({None, JobState.AVAILABLE, JobState.COMPLETED})
@@ -55,7 +57,7 @@ def _mark(source: str, filled: str) -> str:
     """
     return f"""
   (SELECT min(id), NULL, NULL, NULL, bool_or(n IS NOT NULL)::int, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-          NULL, NULL, NULL
+          NULL, NULL, NULL, NULL, NULL
    FROM {source} HAVING bool_or(n IS NOT NULL) OR {filled})"""
 
 
@@ -86,10 +88,17 @@ def list_sql(n: Names, state: JobState | None, looks: int, logs: bool = True) ->
     ctes: list[str] = []
     parts: list[str] = []
     for table in _TABLES.get(state, ("jobs_hot",)):
+        shown = "r.state"
+        if table == "jobs_hot" and state in {JobState.RUNNING, JobState.WAITING_EXTERNAL}:
+            shown = (
+                f"WHEN r.state = {CODES[JobState.RUNNING]} AND EXISTS (SELECT FROM {n.s}.callbacks w WHERE w.state = 1"
+                f" AND w.job_id = r.id AND w.run_lease = r.run_lease) THEN {CODES[JobState.WAITING_EXTERNAL]} ELSE r.state END"
+            )
+            shown = f"CASE {shown}"
         of = (
             conditions
             if state is None or table == "dlq"
-            else f"CASE r.state WHEN {CODES[state]} THEN {conditions} ELSE false END"
+            else f"CASE {shown} WHEN {CODES[state]} THEN {conditions} ELSE false END"
         )
         ctes.append(f"in_{table} AS MATERIALIZED ({_walk(n, table, of, looks)}\n)")
         parts.append(f"""
@@ -165,11 +174,26 @@ SELECT {JOB} FROM (
 
 @lru_cache(maxsize=256)
 def _running_sql(n: Names, s: int) -> str:
-    """Jobs of a segment that run: $1 before id, $2 most jobs, $3 … conditions."""
-    where = f"r.id < $1::bigint AND {wanted('r', 3, 'metadata')}"
+    """Jobs of a segment that run: $1 before id, $2 most jobs, $3 … conditions. Handlers that wait are another list."""
+    where = f"r.id < $1::bigint AND {wanted('r', 3, 'metadata')} AND w.state IS DISTINCT FROM 1"
     return f"""
 WITH RECURSIVE {open_claims(n, s)}
 SELECT {JOB} FROM ({running(n, s, where, "ORDER BY r.id DESC LIMIT $2::int")}) j"""
+
+
+@lru_cache(maxsize=64)
+def _waited_for_sql(n: Names, s: int) -> str:
+    """Jobs of a segment whose handlers wait: $1 before id, $2 most jobs, $3 … conditions."""
+    where = f"r.id < $1::bigint AND {wanted('r', 3, 'metadata')} AND w.state = 1"
+    opened = f"""
+open AS MATERIALIZED (
+  SELECT DISTINCT c.claim_id FROM {n.s}.callbacks c WHERE c.state = 1 AND c.job_id < $1::bigint AND c.seg = {s})"""
+    return f"""
+WITH {opened}
+SELECT {JOB} FROM ({running(n, s, where, "ORDER BY r.id DESC LIMIT $2::int")}) j"""
+
+
+_IN_SEGMENTS = {JobState.RUNNING, JobState.AVAILABLE, JobState.WAITING_EXTERNAL}
 
 
 def list_jobs(n: Names, f: JobFilter) -> Op[JobPage[int]]:
@@ -178,7 +202,7 @@ def list_jobs(n: Names, f: JobFilter) -> Op[JobPage[int]]:
     start = 2**63 - 1 if f.before_id is None else f.before_id
 
     def plan() -> Plan[JobPage[int]]:
-        if f.state is JobState.RUNNING or f.state is JobState.AVAILABLE:
+        if f.state is not None and f.state in _IN_SEGMENTS:
             found = yield from _by_segment(n, f.state, (start, f.limit + 1, *conditions))
             if found is not None:
                 rest = yield from _walked(n, f.state, start, f.limit, conditions, logs=False)
@@ -203,7 +227,10 @@ def _by_segment(n: Names, state: JobState, params: tuple[Value, ...]) -> Plan[li
 
     A statement each, since as one they would be compiled.
     """
-    name, sql = ("running", _running_sql) if state is JobState.RUNNING else ("free", _free_sql)
+    name, sql = {
+        JobState.RUNNING: ("running", _running_sql),
+        JobState.WAITING_EXTERNAL: ("waited_for", _waited_for_sql),
+    }.get(state, ("free", _free_sql))
     used = yield Statement("segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'")
     answers: list[Rows] = yield tuple(Statement(f"list_jobs.{name}.{s}", sql(n, s), params) for s, _ in used)
     if any(row[1] is None for rows in answers for row in rows):

@@ -11,6 +11,9 @@ from awa_proto.schema import channel, lock_seed, quoted
 CANONICAL = -1
 """What attempts of canonical storage have instead of a segment."""
 
+PARKED = -2
+"""What attempts have instead of a segment that have ended, of jobs that wait for a callback."""
+
 BODY = "priority, stripe, attempt, max_attempts, run_lease, run_at, created_at, queue, kind, args, extra"
 """The immutable body of a job, which every table has and every move carries."""
 
@@ -35,6 +38,10 @@ def own_stripe(stripe: str) -> str:
     """SQL: the stripe a job belongs to, which is another one than that of its row while it is aside."""
     return f"({stripe} % {ASIDE}::smallint)"
 
+
+NO_OUTPUT = "NULL::json AS output, NULL::uuid AS callback_id, NULL::timestamptz AS callback_timeout_at"
+NO_LETTER = f"NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, {NO_OUTPUT}"
+"""SQL: the last columns of a job that has none of this."""
 
 PROGRESSING = "(coalesce(r.extra, '{}')::jsonb || jsonb_build_object('progress', a.progress::jsonb))::json"
 """SQL: the extra of the ready row `r` with the progress of the row `a` of `attempts`."""

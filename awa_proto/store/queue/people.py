@@ -20,11 +20,11 @@ from awa_proto.store.queue.claim import claimed
 from awa_proto.store.queue.close import CODES, statement
 from awa_proto.store.queue.dead_letters import WITHOUT_PROGRESS
 from awa_proto.store.queue.home import available, taker
-from awa_proto.store.queue.names import BODY, Names, body
-from awa_proto.store.queue.reads import JOB, fate, job_row, undeleted
+from awa_proto.store.queue.names import BODY, NO_LETTER, Names, body
+from awa_proto.store.queue.reads import COLUMNS, JOB, fate, job_row, undeleted
 from awa_proto.store.queue.unique import kept_out, rival
 
-_CANCELLED = CODES[JobState.CANCELLED]
+_CANCELLED, _WAITING = CODES[JobState.CANCELLED], CODES[JobState.WAITING_EXTERNAL]
 _IN_A_LOG = 2
 _OVER = frozenset(code for state, code in CODES.items() if state.is_terminal)
 
@@ -39,8 +39,22 @@ RETURNING id"""
 
 
 @lru_cache
+def _cancel_waiting_sql(n: Names) -> str:
+    """$1 id, of a parked job. The callback first, like whoever uses it."""
+    return f"""
+WITH locked AS MATERIALIZED (SELECT job_id FROM {n.s}.callbacks WHERE job_id = $1::bigint FOR UPDATE),
+gone AS (
+  DELETE FROM {n.s}.waiting WHERE id = $1::bigint AND state = {_WAITING} AND (SELECT count(*) FROM locked) >= 0 RETURNING *
+),
+used AS (DELETE FROM {n.s}.callbacks WHERE job_id IN (SELECT id FROM gone))
+INSERT INTO {n.s}.failed (id, state, attempted_at, finalized_at, {BODY})
+SELECT id, {_CANCELLED}, attempted_at, clock_timestamp(), {BODY} FROM gone
+RETURNING id"""
+
+
+@lru_cache
 def _locate_sql(n: Names) -> str:
-    """$1 id. Where the job is: 0 deferred, 1 failed or a dead letter, 3 in canonical storage, 2 in a log, in that order.
+    """$1 id. Where the job is: 0 deferred, 1 failed or a dead letter, 3 canonical storage, 4 waiting, 2 a log, in that order.
 
     The log comes last, since a job that went elsewhere has left its row there.
     """
@@ -55,6 +69,8 @@ UNION ALL
 SELECT 3, 0, state, NULL, NULL, NULL, 0, clock_timestamp() FROM {n.s}.jobs_hot WHERE id = $1::bigint
 UNION ALL
 SELECT 3, 0, state, NULL, NULL, NULL, 0, clock_timestamp() FROM {n.s}.scheduled_jobs WHERE id = $1::bigint
+UNION ALL
+SELECT 4, 0, state, NULL, NULL, NULL, 0, clock_timestamp() FROM {n.s}.waiting WHERE id = $1::bigint
 UNION ALL
 (SELECT 2, r.seg, k.outcome, t.claim_id, t.idx, t.lease, r.attempt + 1, clock_timestamp()
  FROM {n.s}.ready r{fate(n, "r")}
@@ -137,7 +153,10 @@ def cancel(n: Names, id: int, flush: int) -> Op[Cancelled]:
             return Cancelled.AGAIN
         if place == 3 and outcome not in _OVER:
             return (yield from canonical.cancelling(n, id, flush))
-        if place in {1, 3} or outcome == CODES[JobState.COMPLETED]:
+        if place == 4 and outcome not in _OVER:
+            rows = yield Statement("cancel.waiting", _cancel_waiting_sql(n), (id,))
+            return Cancelled.CANCELLED if rows else Cancelled.AGAIN
+        if place in {1, 3, 4} or outcome == CODES[JobState.COMPLETED]:
             return Cancelled.ENDED
         if outcome is not None:  # it went elsewhere, and there it was deleted
             return Cancelled.NOT_FOUND
@@ -179,11 +198,11 @@ def move(n: Names, id: int, queue: str | None, priority: int | None) -> Op[Cance
         place, s, outcome, claim_id, *_ = found[0]
         if place == 0:
             return Cancelled.AGAIN
-        if place == 3 and outcome in {CODES[JobState.RUNNING], CODES[JobState.WAITING_EXTERNAL]}:
+        if place in {3, 4} and outcome in {CODES[JobState.RUNNING], _WAITING}:
             return Cancelled.RUNNING
         if place == 3 and outcome not in _OVER:
             return (yield from canonical.moving(n, id, queue, priority))
-        if place in {1, 3} or outcome == CODES[JobState.COMPLETED]:
+        if place in {1, 3, 4} or outcome == CODES[JobState.COMPLETED]:
             return Cancelled.ENDED
         if outcome is not None:
             return Cancelled.NOT_FOUND
@@ -213,7 +232,7 @@ letter AS (
 ),{available(n, "back", body(attempt="0", run_at="now()"), both, returning=f"id, {BODY}")}
 SELECT {JOB}, {n.wake("queue")} FROM (
   SELECT b.*, {CODES[JobState.AVAILABLE]} AS state, NULL::timestamptz AS attempted_at, NULL::timestamptz AS deadline_at,
-         NULL::timestamptz AS finalized_at, NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, NULL::json AS output
+         NULL::timestamptz AS finalized_at, {NO_LETTER}
   FROM back b) j"""
 
 
@@ -224,7 +243,7 @@ def retry(n: Names, id: int) -> Op[JobRow | None]:
         rows = yield Statement(f"{n.prefix}retry", _retry_sql(n), (id,))
         row = rows[0] if rows else (yield from canonical.retrying(n, id, JOB))
         if row is not None:
-            return job_row(row[:18])
+            return job_row(row[:COLUMNS])
         if (other := (yield from rival(n, id, "failed", "dlq", "jobs_hot"))) is not None:
             raise UniqueConflict(other)
         return None
@@ -238,9 +257,10 @@ def _delete_sql(n: Names) -> str:
     over = ", ".join(map(str, sorted(_OVER)))
     return f"""
 WITH gone AS (DELETE FROM {n.s}.failed WHERE id = $1::bigint RETURNING id),
+over AS (DELETE FROM {n.s}.waiting WHERE id = $1::bigint AND state = {CODES[JobState.COMPLETED]} RETURNING id),
 letter AS (DELETE FROM {n.s}.dlq WHERE id = $1::bigint RETURNING id),
 hot AS (DELETE FROM {n.s}.jobs_hot WHERE id = $1::bigint AND CASE WHEN state IN ({over}) THEN true END RETURNING id)
-SELECT id FROM gone UNION ALL SELECT id FROM letter UNION ALL SELECT id FROM hot"""
+SELECT id FROM gone UNION ALL SELECT id FROM over UNION ALL SELECT id FROM letter UNION ALL SELECT id FROM hot"""
 
 
 @lru_cache

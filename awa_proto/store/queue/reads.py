@@ -18,7 +18,7 @@ from awa_proto.job import JobRow, JobState
 from awa_proto.plan import Op, Plan, Row, Rows, Statement
 from awa_proto.store.queue.claim import claimed
 from awa_proto.store.queue.close import CODES
-from awa_proto.store.queue.names import FEW_CLOSURES, PROGRESSING, Names
+from awa_proto.store.queue.names import FEW_CLOSURES, NO_LETTER, NO_OUTPUT, PROGRESSING, Names
 
 _STATES = tuple(JobState)
 _COMPLETED = CODES[JobState.COMPLETED]
@@ -61,24 +61,39 @@ _CURRENT = f"CASE WHEN k.outcome IS NULL THEN true ELSE k.outcome = {_COMPLETED}
 seems to need the whole log, passes jit_above_cost, and is compiled first: half a second."""
 
 JOB = """id, kind, queue, args::text, state, priority, attempt, run_lease, max_attempts, run_at, created_at,
-  attempted_at, deadline_at, finalized_at, extra::text, dlq_reason, dlq_at, output::text"""
+  attempted_at, deadline_at, finalized_at, extra::text, dlq_reason, dlq_at, output::text, callback_id::text,
+  callback_timeout_at"""
 """The columns `job_row` reads."""
-_NO_LETTER = "NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, NULL::json AS output"
+COLUMNS = 20
+"""How many they are."""
+_CALLED = """CASE WHEN w.state < 3 THEN w.callback_id END AS callback_id,
+       CASE WHEN w.state < 3 THEN w.timeout_at END AS callback_timeout_at"""
+_WAITED = "coalesce(w.waited, 0) * interval '1 s'"
+_RUNNING = CODES[JobState.RUNNING]
+
+
+def _callback(n: Names, id: str, lease: str, runs: str = "true") -> str:
+    """SQL: join `w`, the callback of an attempt, if it has one."""
+    return f"""
+LEFT JOIN LATERAL (
+  SELECT * FROM {n.s}.callbacks w WHERE {runs} AND w.job_id = {id} AND w.run_lease = {lease}
+  ORDER BY w.job_id LIMIT 1) w ON true"""
 
 
 def logged(n: Names, where: str, rest: str, *, whole: bool = False) -> str:
     """Current rows of `ready`, with the columns of JOB. whole: also the output, and the progress of an attempt that runs."""
-    letter = _NO_LETTER.replace("NULL::json", "nullif(k.output::text, 'null')::json") if whole else _NO_LETTER
+    output = "nullif(k.output::text, 'null')::json" if whole else "NULL::json"
+    letter = f"NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, {output} AS output, {_CALLED}"
     extra = "CASE WHEN a.progress IS NULL THEN r.extra ELSE " + PROGRESSING + " END AS extra" if whole else "r.extra"
     recorded = f"LEFT JOIN {n.s}.attempts a ON k.outcome IS NULL AND a.job_id = r.id AND a.run_lease = t.lease"
     return f"""
-SELECT r.id, r.kind, r.queue, r.args, {_STATE} AS state, r.priority,
-       r.attempt + (t.claim_id IS NOT NULL)::int AS attempt, coalesce(t.lease, r.run_lease) AS run_lease, r.max_attempts,
-       r.run_at, r.created_at, t.claimed_at AS attempted_at,
-       CASE WHEN k.outcome IS NULL
-         THEN coalesce(t.claimed_at + (r.extra->>'deadline')::float8 * interval '1 s', t.deadline_at) END AS deadline_at,
+SELECT r.id, r.kind, r.queue, r.args, CASE WHEN w.state = 1 THEN {CODES[JobState.WAITING_EXTERNAL]} ELSE {_STATE} END AS state,
+       r.priority, r.attempt + (t.claim_id IS NOT NULL)::int AS attempt, coalesce(t.lease, r.run_lease) AS run_lease,
+       r.max_attempts, r.run_at, r.created_at, t.claimed_at AS attempted_at,
+       CASE WHEN k.outcome IS NULL AND w.state IS DISTINCT FROM 1 THEN
+         coalesce(t.claimed_at + (r.extra->>'deadline')::float8 * interval '1 s', t.deadline_at) + {_WAITED} END AS deadline_at,
        k.closed_at AS finalized_at, {extra}, {letter}
-FROM {n.s}.ready r{fate(n, "r")}
+FROM {n.s}.ready r{fate(n, "r")}{_callback(n, "r.id", "t.lease", "k.outcome IS NULL")}
 {recorded if whole else ""}
 WHERE {_CURRENT} AND {undeleted(n, "r")} AND {where}
 {rest}"""
@@ -92,10 +107,13 @@ def undeleted(n: Names, r: str) -> str:
 def running(n: Names, s: int, where: str, rest: str) -> str:
     """Rows of a segment whose attempts have no closure, from the claims in the CTE `open`; see `sweep.py`."""
     return f"""
-SELECT r.id, r.kind, r.queue, r.args, {CODES[JobState.RUNNING]} AS state, r.priority, r.attempt + 1 AS attempt,
-       c.lease AS run_lease, r.max_attempts, r.run_at, r.created_at, c.claimed_at AS attempted_at,
-       coalesce(c.claimed_at + (r.extra->>'deadline')::float8 * interval '1 s', c.deadline_at) AS deadline_at,
-       NULL::timestamptz AS finalized_at, r.extra, {_NO_LETTER}
+SELECT r.id, r.kind, r.queue, r.args,
+       CASE WHEN w.state = 1 THEN {CODES[JobState.WAITING_EXTERNAL]} ELSE {_RUNNING} END AS state, r.priority,
+       r.attempt + 1 AS attempt, c.lease AS run_lease, r.max_attempts, r.run_at, r.created_at,
+       c.claimed_at AS attempted_at, CASE WHEN w.state IS DISTINCT FROM 1 THEN
+         coalesce(c.claimed_at + (r.extra->>'deadline')::float8 * interval '1 s', c.deadline_at) + {_WAITED} END AS deadline_at,
+       NULL::timestamptz AS finalized_at, r.extra, NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, NULL::json AS output,
+       {_CALLED}
 FROM open o
 CROSS JOIN LATERAL (SELECT * FROM {n.s}.claims_{s} c WHERE c.claim_id = o.claim_id ORDER BY c.claim_id LIMIT 1) c
 CROSS JOIN LATERAL (
@@ -106,6 +124,7 @@ CROSS JOIN LATERAL unnest(c.job_ids, c.prior) WITH ORDINALITY j(id, prior, ord)
 CROSS JOIN LATERAL (
   SELECT * FROM {n.s}.ready_{s} r
   WHERE r.id = j.id AND r.run_lease = coalesce(j.prior, 0) ORDER BY r.id, r.run_lease LIMIT 1) r
+{_callback(n, "r.id", "c.lease")}
 WHERE (j.ord - 1)::smallint <> ALL (k.closed) AND {where}
 {rest}"""
 
@@ -115,7 +134,7 @@ def available(n: Names, where: str, rest: str, table: str = "ready") -> str:
     return f"""
 SELECT r.id, r.kind, r.queue, r.args, {CODES[JobState.AVAILABLE]} AS state, r.priority, r.attempt, r.run_lease, r.max_attempts,
        r.run_at, r.created_at, NULL::timestamptz AS attempted_at, NULL::timestamptz AS deadline_at,
-       NULL::timestamptz AS finalized_at, r.extra, {_NO_LETTER}
+       NULL::timestamptz AS finalized_at, r.extra, {NO_LETTER}
 FROM {n.s}.{table} r
 WHERE {where}
 {rest}"""
@@ -126,27 +145,36 @@ def beside(n: Names, table: str, where: str, rest: str, *, whole: bool = False) 
 
     whole: also the progress of an attempt that runs.
     """
-    extra = "CASE WHEN a.progress IS NULL THEN r.extra ELSE " + PROGRESSING + " END AS extra" if whole else "r.extra"
+    extra = "r.extra"
+    if whole and table == "jobs_hot":
+        extra = "CASE WHEN a.progress IS NULL THEN r.extra ELSE " + PROGRESSING + " END AS extra"
     running = f"r.state = {CODES[JobState.RUNNING]} AND a.job_id = r.id AND a.run_lease = r.run_lease"
     recorded = f"LEFT JOIN {n.s}.attempts a ON {running}"
-    deadline = "r.deadline_at" if table == "jobs_hot" else "NULL::timestamptz AS deadline_at"
-    letter = "r.dlq_reason, r.dlq_at, NULL::json AS output" if table == "dlq" else _NO_LETTER
+    deadline, state, letter, called = "NULL::timestamptz AS deadline_at", "r.state", NO_LETTER, ""
+    if table == "dlq":
+        letter = f"r.dlq_reason, r.dlq_at, {NO_OUTPUT}"
+    elif table in {"waiting", "jobs_hot"}:
+        output = "r.output" if table == "waiting" and whole else "NULL::json AS output"
+        letter = f"NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, {output}, {_CALLED}"
+        called = _callback(n, "r.id", "r.run_lease", f"r.state IN ({_RUNNING}, {CODES[JobState.WAITING_EXTERNAL]})")
+    if table == "jobs_hot":
+        deadline = f"CASE WHEN w.state IS DISTINCT FROM 1 THEN r.deadline_at + {_WAITED} END AS deadline_at"
+        state = f"CASE WHEN w.state = 1 THEN {CODES[JobState.WAITING_EXTERNAL]} ELSE r.state END AS state"
     return f"""
-SELECT r.id, r.kind, r.queue, r.args, r.state, r.priority, r.attempt, r.run_lease, r.max_attempts, r.run_at, r.created_at,
+SELECT r.id, r.kind, r.queue, r.args, {state}, r.priority, r.attempt, r.run_lease, r.max_attempts, r.run_at, r.created_at,
        r.attempted_at, {deadline}, r.finalized_at, {extra}, {letter}
-FROM {n.s}.{table} r
-{recorded if whole else ""}
+FROM {n.s}.{table} r{called}
+{recorded if whole and table == "jobs_hot" else ""}
 WHERE {where}
 {rest}"""
 
 
 def job_row(row: Row) -> JobRow:
     """A row of JOB as the row that users see."""
-    id, kind, queue, args, state, priority, attempt, run_lease, max_attempts, *times, extra, reason, dlq_at, output = (
-        row
-    )
-    run_at, created_at, attempted_at, deadline_at, finalized_at, dlq_at = (
-        at and at.astimezone(UTC) for at in (*times, dlq_at)
+    id, kind, queue, args, state, priority, attempt, run_lease, max_attempts, *times = row[:14]
+    extra, reason, dlq_at, output, callback_id, timeout_at = row[14:]
+    run_at, created_at, attempted_at, deadline_at, finalized_at, dlq_at, timeout_at = (
+        at and at.astimezone(UTC) for at in (*times, dlq_at, timeout_at)
     )
     return JobRow(
         id,
@@ -167,6 +195,8 @@ def job_row(row: Row) -> JobRow:
         output,
         reason,
         dlq_at,
+        callback_id,
+        timeout_at,
     )
 
 
@@ -188,6 +218,8 @@ SELECT {JOB} FROM (
   ({beside(n, "failed", mine, "")})
   UNION ALL
   ({beside(n, "dlq", mine, "")})
+  UNION ALL
+  ({beside(n, "waiting", mine, "", whole=True)})
   UNION ALL
   ({logged(n, mine, "ORDER BY r.id DESC, r.run_lease DESC LIMIT 1", whole=True)})
   UNION ALL

@@ -50,12 +50,16 @@ def _open(n: Names, s: int, claims: str, condition: str = "true") -> str:
     condition: may read the claim `w` and the index `i`.
     """
     return f"""
-  SELECT w.claim_id, j.ord::int - 1 AS i, w.lease, w.claimed_at, w.deadline_at, j.id, coalesce(w.prior[j.ord], 0) AS prior
+  SELECT w.claim_id, j.ord::int - 1 AS i, w.lease, w.claimed_at, w.deadline_at, j.id, coalesce(w.prior[j.ord], 0) AS prior,
+         b.state AS waits, b.waited
   FROM {claims} w
   CROSS JOIN LATERAL (
     SELECT coalesce(array_agg(x), '{{}}') AS idx
     FROM {n.s}.closures_{s} k CROSS JOIN LATERAL unnest(k.idx) x WHERE k.claim_id = w.claim_id AND {FEW_CLOSURES}) ended
   CROSS JOIN LATERAL unnest(w.job_ids) WITH ORDINALITY j(id, ord)
+  LEFT JOIN LATERAL (
+    SELECT b.state, b.waited FROM {n.s}.callbacks b WHERE b.job_id = j.id AND b.run_lease = w.lease ORDER BY b.job_id LIMIT 1) b
+    ON true
   WHERE j.ord - 1 <> ALL (ended.idx) AND {condition}"""
 
 
@@ -64,7 +68,8 @@ def _rows(n: Names, s: int, attempts: str) -> str:
     return f"""
 SELECT {s}::smallint, w.claim_id, w.i::smallint, w.lease, r.id, r.queue, r.priority, r.kind, r.args::text, r.attempt + 1,
        r.max_attempts, r.run_at, r.created_at,
-       CASE WHEN a.progress IS NULL THEN r.extra ELSE {PROGRESSING} END::text, a.progress IS NOT NULL, clock_timestamp()
+       CASE WHEN a.progress IS NULL THEN r.extra ELSE {PROGRESSING} END::text, a.progress IS NOT NULL OR w.waits IS NOT NULL,
+       clock_timestamp()
 FROM {attempts} w{_ready(n, s)}
 LEFT JOIN LATERAL (
   SELECT a.progress FROM {n.s}.attempts a WHERE a.job_id = r.id AND a.run_lease = w.lease ORDER BY a.job_id LIMIT 1) a ON true
@@ -90,9 +95,13 @@ def find_sql(n: Names, s: int, *, overdue: bool) -> str:
     SELECT FROM {n.s}.instances i WHERE i.id = c.instance AND i.heartbeat_at >= {lately}) END"""
     late = f"""
   {_ready(n, s)}
-  WHERE CASE WHEN coalesce(w.claimed_at + (r.extra->>'deadline')::float8 * interval '1 s', w.deadline_at) < {lately}
+  WHERE CASE WHEN coalesce(w.claimed_at + (r.extra->>'deadline')::float8 * interval '1 s', w.deadline_at)
+                  + coalesce(w.waited, 0) * interval '1 s' < {lately}
              THEN true ELSE false END"""
-    after = "CASE WHEN (w.claim_id, j.ord - 1) > ($2::bigint, $3::int) THEN true ELSE false END"
+    after = (
+        "CASE WHEN (w.claim_id, j.ord - 1) > ($2::bigint, $3::int) THEN true ELSE false END"
+        " AND b.state IS DISTINCT FROM 1"  # a handler that waits has all the time of its callback
+    )
     return f"""
 WITH RECURSIVE {open_claims(n, s)},
 owned AS MATERIALIZED (

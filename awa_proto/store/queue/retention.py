@@ -1,6 +1,6 @@
 """Retention: what has ended and lies in ordinary tables is deleted when it is old enough, in batches that commit by themselves.
 
-Completed jobs are here only of canonical storage: others go with their segment.
+Completed jobs are here only of canonical storage, and those that a callback completed: others go with their segment.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _FAILED_ROWS = _Aged(
     f"state NOT IN (1, 3) AND state IN ({CODES[JobState.FAILED]}, {CODES[JobState.CANCELLED]})",
 )
 _COMPLETED_ROWS = _Aged("jobs_hot", "finalized_at", "state = 3")
+_COMPLETED_OUTSIDE = _Aged("waiting", "finalized_at", "state = 3")
 _LETTERS = _Aged("dlq", "dlq_at")
 _BATCH = 1000
 """Most rows a statement deletes."""
@@ -66,8 +67,8 @@ def prune_failed(n: Names, older_than: float, limit: int) -> Op[int]:
 
 
 def prune_completed(n: Names, older_than: float, limit: int) -> Op[int]:
-    """Completed jobs of canonical storage that ended longer ago than that are gone for good."""
-    return _pruning(n, "prune_completed", (_COMPLETED_ROWS,), older_than, limit)
+    """Completed jobs that are rows, of canonical storage or once parked, that ended longer ago than that are gone for good."""
+    return _pruning(n, "prune_completed", (_COMPLETED_ROWS, _COMPLETED_OUTSIDE), older_than, limit)
 
 
 def prune_dlq(n: Names, older_than: float, limit: int) -> Op[int]:
@@ -96,7 +97,7 @@ def _pruning(n: Names, name: str, tables: tuple[_Aged, ...], older_than: float, 
 
 
 @lru_cache
-def left_over_sql(n: Names) -> str:
+def left_over_sql(n: Names, table: str = "attempts") -> str:
     """$1 job id to begin after, $2 most rows looked at. Its row: how many are gone, the last one, whether there may be more.
 
     A row that was seen is younger than its claim, so a job that was not running then has ended that attempt.
@@ -104,11 +105,11 @@ def left_over_sql(n: Names) -> str:
     runs = f"IN ({CODES[JobState.RUNNING]}, {CODES[JobState.WAITING_EXTERNAL]})"
     return f"""
 WITH looked AS MATERIALIZED (
-  SELECT job_id, run_lease, coalesce({n.s}.job_state(job_id) {runs}, false) AS runs FROM {n.s}.attempts
+  SELECT job_id, run_lease, coalesce({n.s}.job_state(job_id) {runs}, false) AS runs FROM {n.s}.{table}
   WHERE job_id > $1::bigint ORDER BY job_id LIMIT $2::int
 ),
 gone AS (
-  DELETE FROM {n.s}.attempts a
+  DELETE FROM {n.s}.{table} a
   WHERE a.job_id = ANY (ARRAY(SELECT job_id FROM looked WHERE NOT runs))
     AND a.run_lease = (SELECT l.run_lease FROM looked l WHERE l.job_id = a.job_id)
   RETURNING a.job_id
@@ -117,17 +118,18 @@ SELECT (SELECT count(*) FROM gone)::int, max(job_id), count(*) >= $2::int FROM l
 
 
 def prune_attempts(n: Names, limit: int) -> Op[int]:
-    """What attempts have recorded that ended without taking it along, as a race may leave it, is gone."""
-    done, after = 0, -(2**63)
+    """What attempts have recorded and registered that ended without taking it along, as a race may leave it, is gone."""
+    done = 0
 
     def plan() -> Plan[int]:
-        nonlocal done, after
-        more = True
-        while more and done < limit:
-            rows: Rows = yield Statement("prune_attempts", left_over_sql(n), (after, _BATCH))
-            count, last, more = rows[0]
-            done += count
-            after = after if last is None else last
+        nonlocal done
+        for table in ("attempts", "callbacks"):
+            after, more = -(2**63), True
+            while more and done < limit:
+                rows: Rows = yield Statement(f"prune_attempts.{table}", left_over_sql(n, table), (after, _BATCH))
+                count, last, more = rows[0]
+                done += count
+                after = after if last is None else last
         return done
 
     return Op("prune_attempts", plan, safe_to_retry=True)

@@ -44,7 +44,8 @@ FROM available a FULL JOIN claimed c USING (queue)"""
 def _counts_beside_sql(n: Names) -> str:
     return f"""
 SELECT queue, state, count(*) FROM (
-  SELECT queue, state FROM {n.s}.deferred UNION ALL SELECT queue, state FROM {n.s}.failed) j
+  SELECT queue, state FROM {n.s}.deferred UNION ALL SELECT queue, state FROM {n.s}.failed
+  UNION ALL SELECT queue, state FROM {n.s}.waiting) j
 GROUP BY queue, state"""
 
 
@@ -74,12 +75,13 @@ def counting(n: Names) -> Plan[tuple[Counts, Counts, dict[str, int], Rows]]:
     One statement per segment in use: planned as one they cost a compilation.
     """
     used = yield Statement("segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'")
-    beside, rows, letters, deleted, said, *parts = yield (
+    beside, rows, letters, deleted, said, waits, *parts = yield (
         Statement("stats.beside", _counts_beside_sql(n)),
         Statement("stats.canonical", _counts_canonical_sql(n)),
         Statement("stats.dlq", f"SELECT queue, count(*) FROM {n.s}.dlq GROUP BY queue"),
         Statement("stats.deleted", f"SELECT queue, count(*) FROM {n.s}.deleted GROUP BY queue"),
         Statement("stats.queues", f"SELECT queue, paused_at IS NOT NULL, stripes FROM {n.s}.queues"),
+        Statement("stats.waits", f"SELECT queue, seg < 0, count(*) FROM {n.s}.callbacks WHERE state = 1 GROUP BY 1, 2"),
         *(Statement(f"stats.{s}", _counts_sql(n, s)) for s, _ in used),
     )
     logs: Counts = {}
@@ -99,6 +101,9 @@ def counting(n: Names) -> Plan[tuple[Counts, Counts, dict[str, int], Rows]]:
         count(logs, queue, _STATES[state].value, jobs)
     for queue, state, jobs, oldest in rows:
         count(canonical, queue, _STATES[state].value, jobs, oldest)
+    for queue, is_canonical, jobs in waits:  # their attempts run, and their handlers wait
+        count(canonical if is_canonical else logs, queue, "running", -jobs)
+        count(canonical if is_canonical else logs, queue, "waiting_external", jobs)
     for queue, jobs in deleted:
         if queue in logs:
             count(logs, queue, "completed", -jobs)

@@ -5,7 +5,7 @@ A scenario is an async function of a `Kit`, of a `DatabaseKit` when it needs con
 the proof. It speaks anyio only. It is given a store without jobs, and may leave anything behind.
 
     enqueue, claim, claim_one, close, endings, deferred, people, unique, dead_letters, bulk, reads, queues,
-    rescue
+    rescue, callbacks
                            one concern each; most need no database
     turns, closers         the same beside transactions that are open
     leading, cron, kinds   who does the upkeep, what is enqueued by the clock, what workers say of their jobs
@@ -26,6 +26,7 @@ from typing import Any
 
 from awa_proto.testing.conformance import (
     bulk,
+    callbacks,
     claim,
     claim_one,
     close,
@@ -71,6 +72,7 @@ _MODULES = (
     reads,
     queues,
     rescue,
+    callbacks,
     retention,
     ring,
     prune,

@@ -1,0 +1,537 @@
+"""Callbacks: one of those who use one has its way, whatever the attempt does, and nothing waits for what cannot come."""
+
+# ruff: noqa: D103  # a scenario is named as a sentence
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from random import random
+from typing import Any
+
+import anyio
+import pytest
+
+from awa_proto.callbacks.operations import Resolution
+from awa_proto.errors import CallbackNotFound, ValidationError
+from awa_proto.events import RescueReason
+from awa_proto.extra import compact, encode, with_unique
+from awa_proto.job import Attempt, JobRow, JobState
+from awa_proto.operations import Operations
+from awa_proto.outcome import DeadLetter, Ending, Outcome, Transition, conclude
+from awa_proto.plan import Op
+from awa_proto.store import Ended, NewJob, Progress, Unique, Verdict, Wait, Waited
+from awa_proto.testing.conformance.kit import HOUR, DatabaseKit, Kit, end, jobs, now, together
+from awa_proto.unique import DEFAULT_STATES, mask
+
+NOBODY = "00000000-0000-4000-8000-000000000000"
+
+
+def outside(kit: Kit, **settings: Any) -> Operations[Any]:
+    """The calls of a client."""
+    return Operations(kit.store, {}, "awa", now, random=random, **settings)
+
+
+async def registered(kit: Kit, attempt: Attempt) -> str:
+    """A callback of an attempt that runs."""
+    found = await kit.run(kit.store.register_callback(attempt, 3600.0, None))
+    assert found is not None
+    return found.id
+
+
+def parking(attempt: Attempt) -> Ended:
+    """How an attempt ends that waits."""
+    transition = Transition(
+        JobState.WAITING_EXTERNAL,
+        attempt.attempt,
+        now(),
+        outcome=Outcome.WAITING_FOR_CALLBACK,
+        ending=Ending.WAIT,
+    )
+    return Ended(attempt, transition, flushed=True)
+
+
+async def running(kit: Kit, **fields: Any) -> tuple[Attempt, str]:
+    """An attempt with a callback."""
+    await kit.enqueue(**fields)
+    (attempt,) = await kit.claim(1)
+    return attempt, await registered(kit, attempt)
+
+
+async def parked(kit: Kit, **fields: Any) -> tuple[Attempt, str]:
+    """A job that waits."""
+    attempt, id = await running(kit, **fields)
+    assert await kit.finalize(parking(attempt)) == [Verdict.ACCEPTED]
+    return attempt, id
+
+
+async def waiting(kit: Kit, **fields: Any) -> tuple[Attempt, str]:
+    """A job whose handler waits."""
+    attempt, id = await running(kit, **fields)
+    assert await kit.run(kit.store.wait([Wait(attempt, id)])) == [Waited(is_over=False)]
+    return attempt, id
+
+
+WAYS: tuple[Callable[..., Awaitable[tuple[Attempt, str]]], ...] = (running, waiting, parked)
+
+
+async def is_dead(kit: Kit, id: str) -> None:
+    """Nothing can be done by this callback, and nothing is."""
+    calls = outside(kit)
+    before = [job.id for job in await kit.run(calls.list_jobs())]
+    for op in (
+        calls.complete_external(id),
+        calls.fail_external(id, "late"),
+        calls.retry_external(id),
+        calls.resume_external(id),
+        calls.heartbeat_callback(id),
+        calls.resolve_callback(id, None, "complete"),
+    ):
+        with pytest.raises(CallbackNotFound):
+            await kit.run(op)
+    assert [job.id for job in await kit.run(calls.list_jobs())] == before
+
+
+async def a_parked_job_is_shown_with_its_callback_and_takes_no_worker(kit: Kit) -> None:
+    attempt, id = await running(kit, extra=encode(metadata={"m": 1}))
+    job = await kit.job(attempt.id)
+    assert (job.state, job.callback_id) == (JobState.RUNNING, id)
+    assert job.callback_timeout_at is not None
+    assert HOUR / 2 < job.callback_timeout_at - now() < 2 * HOUR
+    assert await kit.finalize(parking(attempt)) == [Verdict.ACCEPTED]
+    job = await kit.job(attempt.id)
+    assert (job.state, job.callback_id, job.metadata) == (JobState.WAITING_EXTERNAL, id, {"m": 1})
+    assert (job.attempt, job.run_lease, job.deadline_at) == (1, attempt.run_lease, None)
+    assert await kit.listed(state=JobState.WAITING_EXTERNAL) == [attempt.id]
+    assert await kit.listed() == [attempt.id]
+    assert await kit.listed(state=JobState.RUNNING) == []
+    stat = await kit.stat()
+    assert (stat.waiting_external, stat.running, stat.available) == (1, 0, 0)
+    assert await kit.claim() == []
+
+
+async def a_handler_that_waits_is_shown_so_and_is_neither_stale_nor_overdue(kit: Kit) -> None:
+    attempt, id = await waiting(kit, extra=encode(deadline=1e-6))
+    job = await kit.job(attempt.id)
+    assert (job.state, job.callback_id, job.deadline_at) == (JobState.WAITING_EXTERNAL, id, None)
+    assert await kit.listed(state=JobState.WAITING_EXTERNAL) == [attempt.id]
+    assert attempt.id not in await kit.listed(state=JobState.RUNNING)
+    stat = await kit.stat()
+    assert (stat.waiting_external, stat.running) == (1, 0)
+    for op in (kit.store.find_stale(0.0, 10), kit.store.find_overdue(0.0, 10)):
+        assert (await kit.run(op)).stranded == []
+    await kit.run(outside(kit).resume_external(id))
+    job = await kit.job(attempt.id)
+    assert (job.state, job.callback_id) == (JobState.RUNNING, None)
+    assert job.deadline_at is not None
+    for op in (kit.store.find_stale(0.0, 10), kit.store.find_overdue(0.0, 10)):
+        assert [stranded.attempt.id for stranded in (await kit.run(op)).stranded] == [attempt.id]
+
+
+async def waiting_stops_the_clock_of_the_deadline(kit: Kit) -> None:
+    await kit.enqueue(extra=encode(deadline=3600.0))
+    (attempt,) = await kit.claim(1)
+    before = (await kit.job(attempt.id)).deadline_at
+    id = await registered(kit, attempt)
+    await kit.run(kit.store.wait([Wait(attempt, id)]))
+    await anyio.sleep(0.02)
+    await kit.run(outside(kit).resume_external(id))
+    after = (await kit.job(attempt.id)).deadline_at
+    assert before is not None
+    assert after is not None
+    assert (after - before).total_seconds() >= 0.02
+
+
+async def a_callback_completes_its_job_wherever_that_is_and_once(kit: Kit) -> None:
+    for way in WAYS:
+        attempt, id = await way(kit)
+        job = await kit.run(outside(kit).complete_external(id, {"any": "thing"}, output={"b": 1, "a": 1.0}))
+        assert (job.id, job.state) == (attempt.id, JobState.COMPLETED)
+        row = await kit.job(attempt.id)
+        assert (row.state, row.attempt, row.callback_id) == (JobState.COMPLETED, 1, None)
+        assert row.finalized_at is not None
+        assert row.output_json == ('{"b":1,"a":1.0}' if kit.store.keeps_outputs else None)
+        assert attempt.id in await kit.listed(state=JobState.COMPLETED)
+        await is_dead(kit, id)
+        assert await kit.finalize(end(attempt)) == [Verdict.STALE]
+        assert await kit.finalize(parking(attempt)) == [Verdict.STALE]
+        assert (await kit.job(attempt.id)).state is JobState.COMPLETED
+    stat = await kit.stat()
+    assert (stat.completed, stat.waiting_external, stat.running) == (3, 0, 0)
+
+
+async def a_callback_fails_its_job_for_good(kit: Kit) -> None:
+    for dead_letters in (False, True):
+        for way in WAYS:
+            attempt, id = await way(kit)
+            calls = outside(kit, dead_letters=dead_letters)
+            job = await kit.run(calls.fail_external(id, "no such account"))
+            assert (job.id, job.state) == (attempt.id, JobState.FAILED)
+            row = await kit.job(attempt.id)
+            assert (row.state, row.attempt) == (JobState.FAILED, 1)
+            assert (row.errors[-1]["error"], row.errors[-1]["attempt"]) == ("no such account", 1)
+            assert row.dlq_reason == (DeadLetter.TERMINAL if dead_letters else None)
+            await is_dead(kit, id)
+            assert await kit.finalize(end(attempt)) == [Verdict.STALE]
+
+
+async def a_callback_lets_its_job_run_again_from_attempt_0_if_that_waits(kit: Kit) -> None:
+    attempt, id = await running(kit)
+    with pytest.raises(CallbackNotFound):
+        await kit.run(outside(kit).retry_external(id))
+    await kit.close(attempt)
+    for way in (waiting, parked):
+        attempt, id = await way(kit)
+        job = await kit.run(outside(kit).retry_external(id))
+        assert (job.id, job.state, job.attempt) == (attempt.id, JobState.AVAILABLE, 0)
+        row = await kit.job(attempt.id)
+        assert (row.state, row.attempt, row.attempted_at) == (JobState.AVAILABLE, 0, None)
+        await is_dead(kit, id)
+        (again,) = await kit.claim(1)
+        assert (again.id, again.attempt) == (attempt.id, 1)
+        assert again.run_lease > attempt.run_lease
+        await kit.close(again)
+
+
+async def a_parked_job_is_resumed_without_counting_and_is_told_what_came(kit: Kit) -> None:
+    attempt, id = await parked(kit, extra=encode(tags=["t"]))
+    job = await kit.run(outside(kit).resume_external(id, {"paid": 1.0}))
+    assert (job.id, job.state, job.attempt) == (attempt.id, JobState.AVAILABLE, 0)
+    await is_dead(kit, id)
+    (again,) = await kit.claim(1)
+    assert (again.id, again.attempt) == (attempt.id, 1)
+    assert again.extra is not None
+    assert '"callback_result":{"value":{"paid":1.0}}' in again.extra
+    assert (await kit.job(attempt.id)).tags == ["t"]
+
+
+async def a_handler_that_waits_is_given_what_came_any_number_of_times(kit: Kit) -> None:
+    attempt, id = await waiting(kit)
+    await kit.run(outside(kit).resume_external(id, [1, None]))
+    for _ in range(2):
+        assert await kit.run(kit.store.wait([Wait(attempt, id)])) == [Waited(is_over=True, result="[1,null]")]
+    await is_dead(kit, id)
+    second = await registered(kit, attempt)
+    assert await kit.run(kit.store.wait([Wait(attempt, id), Wait(attempt, second)])) == [
+        Waited(is_over=True),
+        Waited(is_over=False),
+    ], "a token that was replaced is waited for in vain"
+    await kit.run(outside(kit).resume_external(second))
+    assert await kit.run(kit.store.wait([Wait(attempt, second)])) == [Waited(is_over=True, result="null")]
+    await kit.close(attempt)
+
+
+async def a_callback_that_comes_early_is_found_by_the_handler_or_ends_its_parking(kit: Kit) -> None:
+    attempt, id = await running(kit)
+    job = await kit.run(outside(kit).resume_external(id, "soon"))
+    assert job.state is JobState.RUNNING
+    assert await kit.run(kit.store.wait([Wait(attempt, id)])) == [Waited(is_over=True, result='"soon"')]
+    await kit.close(attempt)
+    attempt, id = await running(kit)
+    await kit.run(outside(kit).resume_external(id, "soon"))
+    assert await kit.finalize(parking(attempt)) == [Verdict.ACCEPTED]
+    await is_dead(kit, id)
+    (again,) = await kit.claim(1)
+    assert (again.id, again.attempt) == (attempt.id, 1)
+    assert again.extra is not None
+    assert "soon" in again.extra
+
+
+async def a_token_of_an_attempt_that_ended_is_dead(kit: Kit) -> None:
+    for to in (JobState.COMPLETED, JobState.RETRYABLE, JobState.FAILED, JobState.SCHEDULED, JobState.AVAILABLE):
+        attempt, id = await running(kit)
+        ended = end(attempt, to, due=now() + HOUR)._replace(flushed=True)
+        assert await kit.finalize(ended) == [Verdict.ACCEPTED]
+        await is_dead(kit, id)
+        assert await kit.run(kit.store.register_callback(attempt, 1.0, None)) is None
+        if to is JobState.AVAILABLE:
+            (again,) = await kit.claim(1)
+            await is_dead(kit, id)
+            await kit.close(again)
+
+
+async def a_token_of_an_attempt_that_ended_is_dead_although_its_worker_did_not_know_of_it(kit: Kit) -> None:
+    attempt, id = await running(kit)
+    await kit.close(attempt, JobState.RETRYABLE, due=now() + HOUR)
+    await is_dead(kit, id)
+    await kit.run(kit.store.prune_attempts(100))
+    await is_dead(kit, id)
+
+
+async def an_attempt_without_a_callback_cannot_be_parked(kit: Kit) -> None:
+    await kit.enqueue()
+    (attempt,) = await kit.claim(1)
+    assert await kit.finalize(parking(attempt)) == [Verdict.ACCEPTED]
+    job = await kit.job(attempt.id)
+    assert job.state is JobState.FAILED
+    assert job.errors[-1]["terminal"] is True
+
+
+async def a_registration_takes_the_place_of_an_earlier_one(kit: Kit) -> None:
+    attempt, first = await running(kit)
+    second = await registered(kit, attempt)
+    assert first != second
+    await is_dead(kit, first)
+    assert await kit.finalize(parking(attempt)) == [Verdict.ACCEPTED]
+    assert (await kit.job(attempt.id)).callback_id == second
+    await is_dead(kit, first)
+    await kit.run(outside(kit).complete_external(second))
+
+
+async def what_is_no_callback_is_not_found(kit: Kit) -> None:
+    await is_dead(kit, NOBODY)
+    with pytest.raises(CallbackNotFound):
+        outside(kit).complete_external("no uuid")
+    attempt, id = await parked(kit)
+    with pytest.raises(CallbackNotFound):
+        await kit.run(outside(kit).complete_external(id, run_lease=attempt.run_lease + 1))
+    with pytest.raises(ValidationError, match="output_for"):
+        await kit.run(outside(kit).complete_external(id, output_for="another_kind"))
+    assert (await kit.job(attempt.id)).state is JobState.WAITING_EXTERNAL
+    await kit.run(outside(kit).complete_external(id.upper(), run_lease=attempt.run_lease, output_for="count"))
+
+
+async def of_many_who_use_a_callback_one_has_its_way(kit: Kit) -> None:
+    for way in WAYS:
+        attempt, id = await way(kit)
+        calls = outside(kit)
+        done: list[JobRow | Resolution] = []
+
+        async def use(op: Op[Any], done: list[JobRow | Resolution] = done) -> None:
+            with contextlib.suppress(CallbackNotFound):
+                done.append(await kit.run(op))
+
+        ops = [calls.complete_external(id), calls.fail_external(id, "x"), calls.resume_external(id, 1)] * 4
+        await together(*(partial(use, op) for op in ops))
+        assert len(done) == 1, (way.__name__, done)
+        (job,) = done
+        assert isinstance(job, JobRow)
+        assert (await kit.job(attempt.id)).state is job.state
+        await is_dead(kit, id)
+        for left in await kit.claim():
+            await kit.close(left)
+        await kit.finalize(end(attempt)._replace(flushed=True))
+
+
+async def parking_and_a_callback_at_the_same_time_leave_nothing_waiting(kit: Kit) -> None:
+    for name in ("complete", "resume", "fail") * 3:
+        attempt, id = await running(kit)
+        calls = outside(kit)
+        op: Op[Any] = {
+            "complete": calls.complete_external(id),
+            "resume": calls.resume_external(id, name),
+            "fail": calls.fail_external(id, name),
+        }[name]
+        verdicts: list[Verdict] = []
+
+        ended = parking(attempt)
+
+        async def park(ended: Ended = ended, verdicts: list[Verdict] = verdicts) -> None:
+            flush = kit.flush
+            while True:
+                (verdict,) = await kit.finalize(ended, flush=flush)
+                if verdict is not Verdict.AGAIN:
+                    break
+            verdicts.append(verdict)
+
+        await together(park, partial(kit.run, op))
+        job = await kit.job(attempt.id)
+        if name == "resume":
+            assert verdicts == [Verdict.ACCEPTED]
+            assert job.state is JobState.AVAILABLE
+            (again,) = await kit.claim(1)
+            await kit.close(again)
+        else:
+            assert job.state is (JobState.COMPLETED if name == "complete" else JobState.FAILED)
+        await is_dead(kit, id)
+
+
+def late(attempt: Attempt) -> Transition:
+    """How a callback that did not come ends an attempt."""
+    return conclude(attempt, RescueReason.EXPIRED_CALLBACK, now(), lambda: 0.0, dead_letters=True)
+
+
+async def who_waits_too_long_is_found_in_time_and_fails_as_an_attempt(kit: Kit) -> None:
+    for way in (waiting, parked):
+        for max_attempts in (2, 1):
+            attempt, id = await way(kit, max_attempts=max_attempts)
+            page = await kit.run(kit.store.find_expired(10))
+            assert page.stranded == []
+            assert page.due_in is not None
+            assert 1800 < page.due_in <= 3600
+            await kit.run(outside(kit).heartbeat_callback(id, 0.0))
+            page = await kit.run(kit.store.find_expired(10))
+            ((stranded, called),) = page.stranded
+            assert page.due_in is None
+            assert (stranded.attempt.id, stranded.attempt.attempt) == (attempt.id, 1)
+            ended = Ended(stranded.attempt, late(stranded.attempt), flushed=stranded.recorded, called=called)
+            await kit.run(outside(kit).heartbeat_callback(id, 3600.0))
+            assert await kit.finalize(ended) == [Verdict.STALE], "it was given more time"
+            await kit.run(outside(kit).heartbeat_callback(id, 0.0))
+            assert await kit.finalize(ended) == [Verdict.ACCEPTED]
+            job = await kit.job(attempt.id)
+            assert "callback timed out" in job.errors[-1]["error"]
+            assert (job.state, job.dlq_reason) == (
+                (JobState.RETRYABLE, None) if max_attempts == 2 else (JobState.FAILED, "callback_timeout")
+            )
+            await is_dead(kit, id)
+            assert (await kit.run(kit.store.find_expired(10))).stranded == []
+
+
+async def a_callback_and_its_timeout_at_the_same_time_are_one_winner(kit: Kit) -> None:
+    for way in (waiting, parked):
+        for name in ("complete", "resume", "retry"):
+            attempt, id = await way(kit)
+            calls = outside(kit)
+            await kit.run(calls.heartbeat_callback(id, 0.0))
+            ((stranded, called),) = (await kit.run(kit.store.find_expired(10))).stranded
+            ended = Ended(stranded.attempt, late(stranded.attempt), flushed=True, called=called)
+            op: Op[Any] = {
+                "complete": calls.complete_external(id),
+                "resume": calls.resume_external(id),
+                "retry": calls.retry_external(id),
+            }[name]
+            won: list[str] = []
+
+            async def call(op: Op[Any] = op, won: list[str] = won) -> None:
+                try:
+                    await kit.run(op)
+                except CallbackNotFound:
+                    return
+                won.append("callback")
+
+            async def rescue(ended: Ended = ended, won: list[str] = won) -> None:
+                flush = kit.flush
+                while (verdict := (await kit.finalize(ended, flush=flush))[0]) is Verdict.AGAIN:
+                    pass
+                if verdict is Verdict.ACCEPTED:
+                    won.append("timeout")
+
+            await together(call, rescue)
+            assert len(won) == 1, won
+            job = await kit.job(attempt.id)
+            if won == ["timeout"]:
+                assert job.state is JobState.RETRYABLE
+            else:
+                assert job.state is not JobState.RETRYABLE
+                assert job.state is not JobState.WAITING_EXTERNAL
+            await is_dead(kit, id)
+            for left in await kit.claim():
+                await kit.close(left)
+            await kit.finalize(end(attempt)._replace(flushed=True))
+
+
+async def a_person_cancels_and_retries_jobs_that_wait(kit: Kit) -> None:
+    calls = outside(kit)
+    for way in (waiting, parked):
+        attempt, id = await way(kit)
+        assert await kit.run(calls.cancel(attempt.id)) is True
+        assert (await kit.job(attempt.id)).state is JobState.CANCELLED
+        await is_dead(kit, id)
+        assert await kit.finalize(end(attempt)) == [Verdict.STALE]
+        attempt, id = await way(kit)
+        job = await kit.run(calls.retry(attempt.id))
+        assert (job.state, job.attempt) == (JobState.AVAILABLE, 0)
+        await is_dead(kit, id)
+        (again,) = await kit.claim(1)
+        assert (again.id, again.attempt) == (attempt.id, 1)
+        await kit.close(again)
+    attempt, id = await parked(kit)
+    assert await kit.run(kit.store.drain_queue("q")) == 1
+    assert (await kit.job(attempt.id)).state is JobState.CANCELLED
+    await is_dead(kit, id)
+
+
+async def a_job_that_was_completed_from_outside_can_be_deleted_and_goes_by_age(kit: Kit) -> None:
+    calls = outside(kit)
+    attempt, id = await parked(kit)
+    assert await kit.run(kit.store.delete_job(attempt.id)) is False
+    await kit.run(calls.complete_external(id))
+    assert await kit.run(kit.store.cancel(attempt.id)) == "ended"
+    assert await kit.run(kit.store.delete_job(attempt.id)) is True
+    assert await kit.run(kit.store.get_job(attempt.id)) is None
+    attempt, id = await parked(kit)
+    await kit.run(calls.complete_external(id))
+    assert await kit.run(kit.store.prune_completed(3600.0, 10)) == 0
+    await anyio.sleep(0.002)
+    assert await kit.run(kit.store.prune_completed(0.0, 10)) == 1
+    assert await kit.run(kit.store.get_job(attempt.id)) is None
+
+
+async def progress_is_kept_by_what_waits_and_by_what_it_becomes(kit: Kit) -> None:
+    for way in (waiting, parked):
+        await kit.enqueue()
+        (attempt,) = await kit.claim(1)
+        id = await registered(kit, attempt)
+        await kit.run(kit.store.record_progress([Progress(attempt, '{"percent":50}')]))
+        if way is parked:
+            await kit.finalize(parking(attempt)._replace(progress='{"percent":50}'))
+        else:
+            await kit.run(kit.store.wait([Wait(attempt, id)]))
+        assert (await kit.job(attempt.id)).progress == {"percent": 50}
+        await kit.run(outside(kit).retry_external(id))
+        assert (await kit.job(attempt.id)).progress == {"percent": 50}
+        (again,) = await kit.claim(1)
+        await kit.close(again)
+
+
+def keyed(states: tuple[JobState, ...] = DEFAULT_STATES) -> NewJob:
+    """A job of which there is one at a time."""
+    unique = Unique(b"k" * 16, mask(states))
+    (new,) = jobs(1)
+    return new._replace(extra=with_unique(None, unique.key, unique.states), unique=unique)
+
+
+async def a_parked_job_keeps_others_out_only_if_its_states_say_so(kit: Kit) -> None:
+    first = (await kit.insert(keyed()))[0]
+    (attempt,) = await kit.claim(1)
+    id = await registered(kit, attempt)
+    assert await kit.finalize(parking(attempt)) == [Verdict.ACCEPTED]
+    second = (await kit.insert(keyed()))[0]
+    assert second.id != first.id
+    job = await kit.run(outside(kit).resume_external(id))
+    assert (job.id, job.state) == (first.id, JobState.CANCELLED)
+    row = await kit.job(first.id)
+    assert (row.state, row.errors[-1]["error"]) == (JobState.CANCELLED, "rescheduled as duplicate")
+    await is_dead(kit, id)
+
+
+async def a_parked_job_whose_states_say_so_keeps_its_key(kit: Kit) -> None:
+    states = (*DEFAULT_STATES, JobState.WAITING_EXTERNAL)
+    first = (await kit.insert(keyed(states)))[0]
+    (attempt,) = await kit.claim(1)
+    id = await registered(kit, attempt)
+    assert await kit.finalize(parking(attempt)) == [Verdict.ACCEPTED]
+    (row,) = await kit.run(kit.store.insert([keyed(states)], skip=True))
+    assert (row.id, row.existed) == (first.id, True)
+    await kit.run(outside(kit).resume_external(id))
+    assert (await kit.job(first.id)).state is JobState.AVAILABLE
+
+
+async def many_are_parked_by_one_flush_each_by_its_own_callback(kit: Kit) -> None:
+    await kit.enqueue(20)
+    attempts = await kit.claim()
+    ids = {attempt.id: await registered(kit, attempt) for attempt in attempts[:15]}
+    await kit.run(outside(kit).resume_external(ids[attempts[0].id], compact({"first": True})))
+    await kit.run(outside(kit).complete_external(ids[attempts[1].id]))
+    flush = kit.flush
+    ended = [parking(attempt) for attempt in attempts]
+    expected = [Verdict.STALE if index == 1 else Verdict.ACCEPTED for index in range(20)]
+    assert await kit.finalize(*ended, flush=flush) == expected
+    assert await kit.finalize(*ended, flush=flush) == expected, "the same flush again"
+    states = await kit.states([attempt.id for attempt in attempts])
+    waits, failed = JobState.WAITING_EXTERNAL, JobState.FAILED
+    assert states == [JobState.AVAILABLE, JobState.COMPLETED, *[waits] * 13, *[failed] * 5]
+
+
+async def a_notification_wakes_the_handler_and_ends_one_whose_job_was_ended(kit: DatabaseKit) -> None:
+    async with kit.session() as session:
+        await session.sql(f'LISTEN "{kit.channel}"')
+        attempt, id = await waiting(kit)
+        await kit.run(outside(kit).resume_external(id))
+        assert await session.heard() == [f"^{attempt.id}:{attempt.run_lease}"]
+        await kit.close(attempt)
+        attempt, id = await waiting(kit)
+        await kit.run(outside(kit).complete_external(id))
+        assert await session.heard() == [f"!{attempt.id}:{attempt.run_lease}"]
