@@ -238,7 +238,7 @@ class MemoryStore:
 
         def act() -> list[JobRow]:
             made = self._insert(jobs, notify, skip)
-            return [self._row(job) if new else replace(self._row(job), existed=True) for job, new in made]
+            return [self._row(job) if new else replace(self._whole(job), existed=True) for job, new in made]
 
         return _op("insert", act)
 
@@ -462,11 +462,11 @@ class MemoryStore:
         """What becomes of a job whose attempt ends, or has ended before it was parked."""
         transition = ended.transition
         job.attempt = transition.attempt
+        job.recorded = None  # the worker knew it, and says it itself
         if must_win and not self._wins_again(job, transition.to):
             job.extra = ended.extra_of_duplicate
             self._move_to(job, JobState.CANCELLED, transition.at)
             return Verdict.DUPLICATE
-        job.recorded = None  # the worker knew it, and says it itself
         job.extra = ended.extra or job.extra
         if transition.to is JobState.COMPLETED:
             job.output = ended.output
@@ -735,9 +735,7 @@ class MemoryStore:
             job = self._tables.jobs.get(id)
             if job is None:
                 return None
-            row = self._row(job)
-            row.output_json = job.output
-            return row
+            return self._whole(job)
 
         return _op("get_job", act, safe_to_retry=True)
 
@@ -746,7 +744,7 @@ class MemoryStore:
 
         def act() -> JobPage[int]:
             found = [job for _, job in sorted(self._tables.jobs.items(), reverse=True) if _matches(job, filter)]
-            page = JobPage[int](_listed(self._row(job)) for job in found[: filter.limit])
+            page = JobPage[int](self._listed(job) for job in found[: filter.limit])
             page.next = page[-1].id if len(found) > filter.limit else None
             return page
 
@@ -859,7 +857,7 @@ class MemoryStore:
         def act() -> JobPage[DlqCursor]:
             letters = sorted(((job.dlq_at, job.id, job) for job in self._letters(which) if job.dlq_at), reverse=True)
             found = [job for at, id, job in letters if before is None or (at, id) < before]
-            page = JobPage[DlqCursor](_listed(self._row(job)) for job in found[:limit])
+            page = JobPage[DlqCursor](self._listed(job) for job in found[:limit])
             last = page[-1] if len(found) > limit else None
             if last is not None and last.dlq_at is not None:
                 page.next = last.dlq_at, last.id
@@ -1311,6 +1309,18 @@ class MemoryStore:
         self._tables.available.get(job.queue, set[int]()).discard(job.id)
         self._tables.deferred.discard(job.id)
 
+    def _whole(self, job: MemoryJob) -> JobRow:
+        """As who asks for it sees it."""
+        row = self._row(job)
+        row.output_json = job.output
+        return row
+
+    def _listed(self, job: MemoryJob) -> JobRow:
+        """As a list shows it: what an attempt that runs has flushed of its progress is seen by who asks for the job itself."""
+        row = self._row(job)
+        row.extra_json = extras.without_outputs(job.extra)
+        return row
+
     def _row(self, job: MemoryJob) -> JobRow:
         callback = None if job.callback is None or job.callback.waits is Waits.RESUMED else job.callback
         return JobRow(
@@ -1374,12 +1384,6 @@ def _attempt(job: MemoryJob) -> Attempt:
         job.created_at,
         extras.after_attempt(job.extra, None, job.recorded) or job.extra,
     )
-
-
-def _listed(row: JobRow) -> JobRow:
-    """As a list shows it."""
-    row.extra_json = extras.without_outputs(row.extra_json)
-    return row
 
 
 def _urgency(job: MemoryJob, aging: float, now: datetime) -> tuple[int, datetime, int, int]:

@@ -1,55 +1,59 @@
 """An engine and the model in memory, told the same things, give the same answers.
 
-A state machine of Hypothesis runs random operations on both and compares: ids as they were paired at the enqueue, times as
-far as both stores were told them, leases as identity. Which jobs a claim takes when it cannot take all is the engine's
-choice within the rules (best lane first); the model is made to take the same ones, and the rules are checked.
+A state machine of Hypothesis lets two workers, a leader, producers and people do random things to both, and compares every
+answer, and after every step every row of every job: ids as they were paired at the enqueue, leases as identity, all else,
+times included, exactly. Which jobs a claim takes when it cannot take all is the engine's choice within the rules (best lane
+first); the model is made to take the same ones, and the rules are checked.
 
-AWA_MODEL_EXAMPLES: how many runs; 30 unless said otherwise.
+AWA_MODEL_EXAMPLES: how many runs, of chance; EXAMPLES, always the same ones, unless said otherwise.
 """
 
 import os
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import Any
 
-import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 from typing_extensions import override
 
 from awa_proto import extra as extras
-from awa_proto.errors import UniqueConflict
+from awa_proto.cron.job import CronTemplate, fire_of
+from awa_proto.cron.operations import fire
+from awa_proto.cron.schedule import Schedule
+from awa_proto.events import RescueReason
 from awa_proto.job import Attempt, JobRow, JobState
-from awa_proto.outcome import Transition
-from awa_proto.plan import Op
-from awa_proto.schema import script
-from awa_proto.store import Demand, Ended, JobFilter, NewJob, Selection, Unique, Verdict
-from awa_proto.store.canonical.store import CanonicalStore
-from awa_proto.store.memory import DEFERRED, MemoryStore
+from awa_proto.outcome import DeadLetter, Transition, conclude
+from awa_proto.store import Demand, Ended, JobFilter, NewJob, Progress, Selection, Unique, Verdict, WorkerInfo
+from awa_proto.store.memory import DEFERRED
 from awa_proto.store.queue import QueueStore, lists
 from awa_proto.testing.conformance.kit import OUTCOMES
 from awa_proto.unique import DEFAULT_STATES, keeps_out, mask
-from tests.conformance.conftest import EMPTIED
-from tests.conformance.session import BlockingSession, connect
+from tests.store.twins import NARROW, START, Twins, migrated
 
 pytestmark = pytest.mark.slow
 
-T = TypeVar("T")
-EXAMPLES = int(os.environ.get("AWA_MODEL_EXAMPLES", "30"))
-LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
-FAR_OFF = datetime(2120, 1, 1, tzinfo=UTC)
+EXAMPLES = 10
+LONG_AGO = START - timedelta(days=1000)
 QUEUES = st.sampled_from(["a", "b"])
 PRIORITIES = st.integers(1, 4)
 TIMES = st.one_of(
     st.none(),
     st.integers(0, 50).map(lambda days: LONG_AGO + timedelta(days=days)),
-    st.integers(0, 50).map(lambda days: FAR_OFF + timedelta(days=days)),
+    st.integers(0, 50).map(lambda n: START + timedelta(seconds=3 * n * n)),
 )
-EXTRAS = st.sampled_from([None, extras.encode(metadata={"m": 1}, tags=["t"]), extras.encode(deadline=90.0)])
+EXTRAS = st.sampled_from([None, extras.encode(metadata={"m": 1}, tags=["t"]), extras.encode(deadline=5.0)])
 WAITING_KEYS = st.builds(
     Unique,
     st.sampled_from([b"a" * 16, b"b" * 16, b"c" * 16]),
@@ -65,6 +69,22 @@ KEYS = st.one_of(
     ),
 )
 DUE = st.integers(0, 50).map(lambda days: LONG_AGO + timedelta(days=days))
+WORKERS = st.integers(0, 1)
+CRON = st.sampled_from(["coalesce", "catch_up"])
+AGES = st.sampled_from([20.0, 3600.0, 80_000.0])
+SAID = st.tuples(st.sampled_from([None, '{"percent":7}']), st.sampled_from([None, "[1.0]"]), st.booleans())
+"""Progress, an output, and whether a failed job goes to the dead letters."""
+FOLLOWS = st.sampled_from(
+    [(), (), (NewJob("k", "a", '{"follows":1}', 2, 2),), (NewJob("l", "b", "{}", 3, 2), NewJob("l", "a", "{}", 4, 2))]
+)
+
+
+def of_attempt(told: Any) -> Any:
+    return told[0]
+
+
+def of_row(seen: Any) -> Any:
+    return seen["id"]
 
 
 class Machine(RuleBasedStateMachine):
@@ -76,61 +96,31 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._connection = connect(self.dsn)
-        self._connection.execute(EMPTIED.encode())
-        self._session = BlockingSession(self._connection)
-        self._store = (QueueStore if self.engine == "queue" else CanonicalStore)(random=random.random)
-        self._memory = MemoryStore(lambda: datetime.now(UTC), random.random)
-        self._ids: dict[int, int] = {}  # of the engine -> of the model
+        self._twins = Twins(self.dsn, self.engine)
         self._flush = 1 << 50
+        self._stale_fires: list[Any] = []
 
     @override
     def teardown(self) -> None:
-        self._connection.close()
+        self._twins.close()
 
-    # running
+    @initialize()
+    def declare(self) -> None:
+        hourly = Schedule("0 * * * *")
+        templates = [
+            CronTemplate("coalesce", hourly, "coalesce", NewJob("k", "a", "{}", 1, 9), None),
+            CronTemplate("catch_up", hourly, "catch_up", NewJob("k", "b", "{}", 2, 9), None),
+        ]
+        assert self._twins.agree(lambda store: store.put_cron(templates, declared=True)) == 2
 
-    def _real(self, op: Op[T]) -> T:
-        return self._session.perform(op)
+    @rule(seconds=st.sampled_from([1.0, 4.0, 10.0, 31.0, 600.0, 3600.0, 90_000.0]))
+    def time_passes(self, seconds: float) -> None:
+        self._twins.pass_time(seconds)
 
-    def _model(self, op: Op[T]) -> T:
-        plan = op.start()
-        try:
-            next(plan)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-        raise AssertionError("the model has no statements")
-
-    def _id(self, number: int) -> int | None:
-        """The id in the engine of a job picked by number."""
-        return list(self._ids)[number % len(self._ids)] if self._ids else None
-
-    def _seen(self, row: JobRow | None, id: int | None = None) -> Any:
-        """A row as far as both must agree. id: as the model calls the job."""
-        if row is None:
-            return None
-        told = row.run_at if row.run_at.year in {2020, 2120} else None
-        errors = [entry["error"] for entry in row.errors]
-        marks = (row.attempted_at is None, row.deadline_at is None, row.finalized_at is None, row.run_lease == 0)
-        return (
-            self._ids[row.id] if id is None else row.id,
-            row.kind,
-            row.queue,
-            row.args,
-            row.state,
-            row.priority,
-            row.attempt,
-            row.max_attempts,
-            told,
-            errors,
-            row.metadata,
-            row.tags,
-            row.dlq_reason,
-            row.dlq_at is None,
-            row.unique_key,
-            marks,
-        )
+    @invariant()
+    def every_job_is_the_same_on_both(self) -> None:
+        self._twins.agree_on_rows()
+        self._twins.pass_time(0.0)
 
     # enqueue
 
@@ -142,218 +132,349 @@ class Machine(RuleBasedStateMachine):
         skip=st.booleans(),
     )
     def insert(self, jobs: list[Any], copied: bool, skip: bool) -> None:
+        twins = self._twins
         new = [
-            NewJob(kind, queue, "{}", priority, 9, run_at, extra, None)
+            NewJob(kind, queue, "{}", priority, 2, run_at, extra, None)
             if unique is None
-            else NewJob(kind, queue, "{}", priority, 9, run_at, extras.with_unique(extra, *unique), None, unique)
+            else NewJob(kind, queue, "{}", priority, 2, run_at, extras.with_unique(extra, *unique), None, unique)
             for queue, priority, run_at, extra, kind, unique in jobs
         ]
         if copied:
-            before = max(self._ids, default=0)
-            known = len(self._memory.rows)
-            copies = self._both(lambda store: store.copy(new, skip=skip))
-            if copies is None:
+            known = len(twins.memory.rows)
+            if twins.agree(lambda store: store.copy(new, skip=skip)) is None:
                 return
-            assert copies[0] == copies[1]
-            made = self._memory.rows[known:]
+            made = twins.memory.rows[known:]
             if all(job.unique is None for job in new):  # due ones are copied first, then the others
                 made.sort(key=lambda row: row.state is JobState.SCHEDULED)
-            rows = self._real(self._store.list_jobs(JobFilter(limit=1000)))
-            reals = sorted(row.id for row in rows if row.id > before)
-            self._ids |= {real: row.id for real, row in zip(reals, made, strict=True)}
-        elif (both := self._both(lambda store: store.insert(new, skip=skip))) is not None:
+            twins.pair(made, twins.ids)
+        elif (both := twins.both(lambda store: store.insert(new, skip=skip))) is not None:
             real, model = both
-            self._ids |= {r.id: m.id for r, m in zip(real, model, strict=True)}
-            assert [self._seen(r) for r in real] == [self._seen(m, m.id) for m in model]
+            twins.ids |= {r.id: m.id for r, m in zip(real, model, strict=True)}
+            for r, m in zip(real, model, strict=True):
+                twins.same(r, m)
             assert [r.existed for r in real] == [m.existed for m in model]
 
     @rule(target=claimed, unique=WAITING_KEYS, queue=QUEUES)
     def a_newer_job_while_one_runs(self, unique: Unique, queue: str) -> Any:
         """What random steps seldom come to: a job that keeps others out while it waits, claimed, and then another one."""
         self.insert([(queue, 1, LONG_AGO, None, "k", unique)], copied=False, skip=True)
-        claimed = self.claim(queue, 8, 0.0, advance=False)
+        claimed = self.claim(0, queue, 8, 0.0, None, advance=False)
         self.insert([(queue, 4, None, None, "k", unique)], copied=False, skip=True)
         return claimed
-
-    def _both(self, op: Callable[[Any], Op[Any]]) -> tuple[Any, Any] | None:
-        """What both answer; None when both meet the same conflict."""
-        answers: list[Any] = []
-        for run, store in ((self._real, self._store), (self._model, self._memory)):
-            try:
-                answers.append(run(op(store)))
-            except UniqueConflict as conflict:
-                id = conflict.job_id
-                answers.append((id if id is None or store is self._memory else self._ids[id], conflict.index))
-                continue
-            answers[-1] = [answers[-1]]
-        real, model = answers
-        if isinstance(real, tuple) or isinstance(model, tuple):
-            assert real == model
-            return None
-        return real[0], model[0]
 
     @invariant()
     def of_jobs_with_one_key_one_is_in_its_states(self) -> None:
         """As far as a job comes into them with its key: nobody is asked at a claim or a completion."""
         found: dict[bytes, int] = {}
-        for row in self._memory.rows:
+        for row in self._twins.memory.rows:
             unique = extras.unique_of(row.extra_json)
             asked = row.state not in {JobState.RUNNING, JobState.COMPLETED}
             if unique is not None and asked and keeps_out(unique[1], row.state):
                 assert found.setdefault(unique[0], row.id) == row.id
 
-    # the worker
+    # the workers
 
     @rule(
         target=claimed,
+        worker=WORKERS,
         queue=QUEUES,
         wanted=st.integers(1, 8),
         aging=st.sampled_from([0.0, 3600.0]),
+        deadline=st.sampled_from([None, 20.0]),
         advance=st.booleans(),
     )
-    def claim(self, queue: str, wanted: int, aging: float, advance: bool) -> Any:
-        ring, settings = self._real(self._store.survey([queue]))
-        assert settings == self._model(self._memory.survey([queue]))[1]
-        got = self._real(self._store.claim(1, ring, [Demand(queue, wanted, aging=aging)], advance=advance))
+    def claim(self, worker: int, queue: str, wanted: int, aging: float, deadline: float | None, advance: bool) -> Any:
+        twins = self._twins
+        ring, settings = twins.real(twins.store.survey([queue]))
+        assert settings == twins.model(twins.memory.survey([queue]))[1]
+        instance, of_model = twins.workers[worker]
+        demand = Demand(queue, wanted, aging=aging, deadline=deadline)
+        got = twins.real(twins.store.claim(instance, ring, [demand], advance=advance))
         assert not got.again
-        waiting = {job.id: job for job in self._memory.rows if job.state is JobState.AVAILABLE and job.queue == queue}
-        paused = queue in settings and settings[queue].paused
-        assert len(got.attempts) == (0 if paused else min(wanted, len(waiting)))
-        chosen = {self._ids[a.id] for a in got.attempts}
+        waiting = twins.waiting(queue)
+        assert len(got.attempts) == (0 if queue in twins.paused() else min(wanted, len(waiting)))
+        chosen = {twins.ids[a.id] for a in got.attempts}
         assert chosen <= set(waiting)
         if aging == 0.0 and chosen:
             left = [job.priority for id, job in waiting.items() if id not in chosen]
             assert max(waiting[id].priority for id in chosen) <= min(left, default=4)
-        model = self._model_claims(queue, chosen)
-        assert sorted(map(self._told, got.attempts)) == sorted(self._told(a, a.id) for a in model)
-        pairs = {self._ids[a.id]: a for a in got.attempts}
+        model: list[Attempt] = []
+        if chosen:  # the model takes these very jobs
+            tables = twins.memory._tables
+            every = tables.available[queue]
+            tables.available[queue] = set(chosen)
+            model += twins.model(twins.memory.claim(of_model, tables.ring, [demand])).attempts
+            tables.available[queue] = every - chosen
+        pairs = {twins.ids[a.id]: a for a in got.attempts}
+        assert {twins.ids[a.id]: twins.told(a) for a in got.attempts} == {a.id: twins.told(a, a.id) for a in model}
         return multiple(*((pairs[m.id], m) for m in model))
 
-    @rule(target=claimed, kind=st.none() | st.just("k"), queue=st.none() | QUEUES, early=st.booleans())
-    def claim_one(self, kind: str | None, queue: str | None, early: bool) -> Any:
-        got = self._real(self._store.claim_one(1, kind=kind, queue=queue, early=early))
+    @rule(target=claimed, worker=WORKERS, kind=st.none() | st.just("k"), queue=st.none() | QUEUES, early=st.booleans())
+    def claim_one(self, worker: int, kind: str | None, queue: str | None, early: bool) -> Any:
+        twins = self._twins
+        instance, of_model = twins.workers[worker]
+        got = twins.real(twins.store.claim_one(instance, kind=kind, queue=queue, early=early))
         if got is None:
-            assert self._model(self._memory.claim_one(1, kind=kind, queue=queue, early=early)) is None
+            assert twins.model(twins.memory.claim_one(of_model, kind=kind, queue=queue, early=early)) is None
             return multiple()
         (real,) = got.attempts
-        here = [job for job in self._memory.rows if (kind or job.kind, queue or job.queue) == (job.kind, job.queue)]
-        paused = {q for q, settings in self._memory._tables.settings.items() if settings.paused}
-        now = datetime.now(UTC)
-        due = [job for job in here if job.state in {JobState.AVAILABLE, *DEFERRED} and job.run_at <= now]
-        left = [job.priority for job in due if job.queue not in paused]
-        taken = self._memory._tables.jobs[self._ids[real.id]]
-        assert (taken.run_at > now) == (not left)
+        here = [job for job in twins.memory.rows if (kind or job.kind, queue or job.queue) == (job.kind, job.queue)]
+        due = [job for job in here if job.state in {JobState.AVAILABLE, *DEFERRED} and job.run_at <= twins.now]
+        left = [job.priority for job in due if job.queue not in twins.paused()]
+        taken = twins.memory._tables.jobs[twins.ids[real.id]]
+        assert (taken.run_at > twins.now) == (not left)
         assert taken.priority <= min(left, default=4)
-        only = self._model(self._memory.claim_one(1, id=taken.id, kind=kind, queue=queue, early=early))
+        only = twins.model(twins.memory.claim_one(of_model, id=taken.id, kind=kind, queue=queue, early=early))
         assert only is not None
         (model,) = only.attempts
-        assert self._told(real) == self._told(model, model.id)
+        assert twins.told(real) == twins.told(model, model.id)
         return multiple((real, model))
 
-    def _model_claims(self, queue: str, chosen: set[int]) -> list[Attempt]:
-        """The model takes these very jobs."""
-        if not chosen:
-            return []
-        every = self._memory._tables.available[queue]
-        self._memory._tables.available[queue] = set(chosen)
-        model = list(
-            self._model(self._memory.claim(1, self._memory._tables.ring, [Demand(queue, len(chosen))])).attempts
-        )
-        self._memory._tables.available[queue] = every - chosen
-        return model
-
-    def _told(self, a: Attempt, id: int | None = None) -> Any:
-        run_at = a.run_at if a.run_at.year == 2020 else LONG_AGO
-        return (
-            self._ids[a.id] if id is None else id,
-            a.kind,
-            a.queue,
-            a.priority,
-            a.args,
-            a.attempt,
-            run_at,
-            a.extra or "",
-        )
-
     @rule(
-        bite=st.lists(st.tuples(claimed, st.sampled_from(OUTCOMES), DUE, st.booleans()), min_size=1, max_size=6),
+        bite=st.lists(
+            st.tuples(claimed, st.sampled_from(OUTCOMES), DUE, st.booleans(), SAID, FOLLOWS), min_size=1, max_size=6
+        ),
         resend=st.booleans(),
     )
-    def finalize(self, bite: list[tuple[tuple[Attempt, Attempt], JobState, datetime, bool]], resend: bool) -> None:
+    def finalize(self, bite: list[Any], resend: bool) -> None:
         """Fresh and stale ones, each once; sometimes sent again."""
-        self._flush += 1
-        unique = {real: (model, to, due, failed) for (real, model), to, due, failed in bite}
-        alike = {
-            extras.unique_of(real.extra) or real.id: real for real in unique
-        }  # which of several goes first is open
-        unique = {real: unique[real] for real in alike.values()}
-        reals: list[Ended] = []
-        models: list[Ended] = []
-        at = datetime.now(UTC)
-        for real, (model, to, due, failed) in unique.items():
+        unique = {real: (model, *how) for (real, model), *how in bite}
+        alike = {extras.unique_of(real.extra) or real.id: real for real in unique}  # which of several is first is open
+        ended: list[tuple[Ended, Ended]] = []
+        for real in alike.values():
+            model, to, due, failed, (progress, output, dead), follows = unique[real]
             entry = {"error": f"no {self._flush}"} if failed and to is not JobState.COMPLETED else None
             back = to in {JobState.SCHEDULED, JobState.AVAILABLE}
             run_at = due if to in {JobState.SCHEDULED, JobState.RETRYABLE} else None
-            for attempt, into in ((real, reals), (model, models)):
-                into.append(Ended(attempt, Transition(to, attempt.attempt - back, at, run_at, entry)))
-        verdicts = self._real(self._store.finalize(reals, self._flush))
-        assert verdicts == self._model(self._memory.finalize(models, self._flush))
+            letter = DeadLetter.TERMINAL if dead and to is JobState.FAILED else None
+            ended.append(
+                tuple(  # type: ignore[arg-type]
+                    Ended(
+                        attempt,
+                        Transition(to, attempt.attempt - back, self._twins.now, run_at, entry, dead_letter=letter),
+                        progress if to is not JobState.COMPLETED else None,
+                        output if to is JobState.COMPLETED and self._twins.store.keeps_outputs else None,
+                        follows if to is not JobState.AVAILABLE else (),
+                        flushed=True,
+                    )
+                    for attempt in (real, model)
+                )
+            )
+        self._written(ended, resend)
+
+    def _written(self, ended: list[tuple[Ended, Ended]], resend: bool) -> None:
+        twins = self._twins
+        self._flush += 1
+        known = len(twins.memory.rows)
+        reals, models = [real for real, _ in ended], [model for _, model in ended]
+        verdicts = twins.real(twins.store.finalize(reals, self._flush))
+        assert verdicts == twins.model(twins.memory.finalize(models, self._flush))
         assert Verdict.AGAIN not in verdicts
+        twins.pair(twins.memory.rows[known:], twins.ids)
         if resend:
-            assert self._real(self._store.finalize(reals[::-1], self._flush)) == verdicts[::-1]
+            assert twins.real(twins.store.finalize(reals[::-1], self._flush)) == verdicts[::-1]
+
+    @rule(records=st.lists(claimed, max_size=3, unique=True), percent=st.integers(0, 100))
+    def record_progress(self, records: list[Any], percent: int) -> None:
+        twins, said = self._twins, f'{{"percent":{percent}}}'
+        kept = twins.real(twins.store.record_progress([Progress(real, said) for real, _ in records]))
+        model = twins.model(twins.memory.record_progress([Progress(own, said) for _, own in records]))
+        assert {twins.ids[id] for id in kept} == set(model)
+
+    @rule(worker=WORKERS)
+    def beat(self, worker: int) -> None:
+        info = WorkerInfo(("a", "b"), hostname="twin", pid=1)
+        self._twins.by_worker(worker, lambda store, instance: store.beat(instance, info))
+
+    @rule(worker=WORKERS)
+    def leave_and_come_again(self, worker: int) -> None:
+        twins = self._twins
+        twins.by_worker(worker, lambda store, instance: store.unregister(instance))
+        twins.workers[worker] = twins.register()
+
+    @rule(worker=WORKERS, known=st.lists(claimed, max_size=3))
+    def unknown(self, worker: int, known: list[Any]) -> None:
+        twins = self._twins
+        instance, of_model = twins.workers[worker]
+        found = twins.real(twins.store.unknown(instance, sorted({real.claim_id for real, _ in known}), 0))
+        claims = sorted({own.claim_id for _, own in known})
+        model = twins.model(twins.memory.unknown(of_model, claims, 0))
+        if all(real.segment >= 0 for real, _ in known):  # those of canonical storage are numbered otherwise
+            assert sorted(map(twins.told, found), key=of_attempt) == sorted(
+                (twins.told(a, a.id) for a in model), key=of_attempt
+            )
+
+    # the leader
+
+    @rule(worker=WORKERS)
+    def lead(self, worker: int) -> None:
+        twins = self._twins
+        real, model = twins.by_worker(worker, lambda store, instance: store.lead(instance, 15.0))
+        names = dict(twins.workers)
+        assert (real.is_mine, real.term) == (model.is_mine, model.term)
+        assert real.expires_in == pytest.approx(model.expires_in)
+        assert names.get(real.instance) == (model.instance if real.instance in names else None)
+
+    @rule(worker=WORKERS)
+    def resign(self, worker: int) -> None:
+        self._twins.by_worker(worker, lambda store, instance: store.resign(instance))
 
     @rule(limit=st.integers(1, 5))
     def promote(self, limit: int) -> None:
-        due = [job for job in self._memory.rows if job.state in {JobState.SCHEDULED, JobState.RETRYABLE}]
-        real = self._real(self._store.promote(limit))
-        rows = {job.id: job for job in due}
-        moved = [id for id in rows if self._real(self._store.get_job(self._real_id(id))).state is JobState.AVAILABLE]  # type: ignore[union-attr]
-        model = self._model(self._memory.promote(limit))
-        assert (real.count, real.queues) == (model.count, model.queues)
-        assert (real.due_in is None, real.due_in == 0) == (model.due_in is None, model.due_in == 0)
-        now = {job.id for job in self._memory.rows if job.state is JobState.AVAILABLE}
-        by_model = [id for id in rows if id in now]
-        assert [rows[id].run_at for id in moved] == [rows[id].run_at for id in by_model] or moved == by_model
-        assert moved == by_model, "jobs due at one time are promoted in the order of their ids"
+        twins = self._twins
+        real = twins.real(twins.store.promote(limit))
+        model = twins.model(twins.memory.promote(limit))
+        assert (real.count, real.queues, real.until) == (model.count, model.queues, model.until)
+        assert real.due_in == pytest.approx(model.due_in)
 
-    def _real_id(self, model: int) -> int:
-        return next(real for real, id in self._ids.items() if id == model)
+    @rule(
+        reason=st.sampled_from([RescueReason.STALE_HEARTBEAT, RescueReason.DEADLINE_EXCEEDED]), page=st.integers(1, 4)
+    )
+    def rescue(self, reason: RescueReason, page: int) -> None:
+        """Page by page, as its duty does."""
+        twins = self._twins
+
+        def pages(run: Any, store: Any) -> list[Any]:
+            found: list[Any] = []
+            after = None
+            while True:
+                if reason is RescueReason.STALE_HEARTBEAT:
+                    got = run(store.find_stale(30.0, page, after))
+                else:
+                    got = run(store.find_overdue(1.5, page, after))
+                assert len(got.stranded) <= page
+                found += got.stranded
+                after = got.after
+                if after is None:
+                    return found
+
+        real = {twins.ids[each.attempt.id]: each for each in pages(twins.real, twins.store)}
+        model = {each.attempt.id: each for each in pages(twins.model, twins.memory)}
+        assert {id: (twins.told(each.attempt), each.recorded) for id, each in real.items()} == {
+            id: (twins.told(each.attempt, id), each.recorded) for id, each in model.items()
+        }
+        unique = {extras.unique_of(each.attempt.extra) or id: id for id, each in model.items()}
+        ended = [
+            tuple(
+                Ended(
+                    each.attempt,
+                    conclude(each.attempt, reason, each.at, lambda: 0.5, dead_letters=id % 2 == 0),
+                    flushed=each.recorded,
+                )
+                for each in (real[id], model[id])
+            )
+            for id in unique.values()
+        ]
+        if ended:
+            self._written(ended, resend=False)  # type: ignore[arg-type]
+
+    @rule(stale=st.booleans())
+    def fire(self, stale: bool) -> None:
+        """Of what a look found: now, or by a leader that looked long ago."""
+        twins = self._twins
+        listed = twins.both(lambda store: store.list_cron())
+        assert listed is not None
+        assert listed[0] == listed[1]
+        at, model = listed[1]
+        fires = [found for job in model if (found := fire_of(job, at)) is not None]
+        fires, self._stale_fires = (self._stale_fires, fires) if stale else (fires, self._stale_fires)
+        known = len(twins.memory.rows)
+        twins.agree(lambda store: fire(store, fires))
+        twins.pair(twins.memory.rows[known:], twins.ids)
+
+    @rule(name=CRON, call=st.sampled_from(["pause", "resume", "edit"]))
+    def change_cron(self, name: str, call: str) -> None:
+        if call == "pause":
+            self._twins.agree(lambda store: store.pause_cron(name, None))
+        elif call == "resume":
+            self._twins.agree(lambda store: store.resume_cron(name))
+        else:
+            self._twins.agree(lambda store: store.edit_cron(name, {"cron": "*/30 * * * *", "priority": 3}))
+
+    @rule(call=st.sampled_from(["prune_failed", "prune_dlq", "prune_completed"]), age=AGES, limit=st.integers(1, 5))
+    def retention(self, call: str, age: float, limit: int) -> None:
+        twins = self._twins
+        if call == "prune_completed" and twins.is_ring:  # there they go with their segment
+            assert twins.real(twins.store.prune_completed(age, limit)) == 0
+            return
+        twins.agree(lambda store: getattr(store, call)(age, limit))
+
+    @rule(most=st.integers(1, 4))
+    def sweep(self, most: int) -> None:
+        self._twins.real(self._twins.store.sweep(most))
+
+    @rule()
+    def probe(self) -> None:
+        assert not self._twins.real(self._twins.store.probe()).revived
+
+    @rule()
+    def rotate(self) -> None:
+        store = self._twins.store
+        if isinstance(store, QueueStore):
+            self._twins.real(store.open_next())
+            self._twins.real(store.publish())
+
+    @rule(age=AGES)
+    def rotate_and_prune(self, age: float) -> None:
+        """A segment goes, and with it completed jobs that are old enough; nothing else."""
+        twins = self._twins
+        twins.real(twins.store.rotate(age))
+        twins.real(twins.store.prune(age))
+        left = {twins.ids[row.id] for row in twins.rows()}
+        gone = [job for id, job in twins.memory._tables.jobs.items() if id not in left]
+        for job in gone:
+            assert twins.is_ring
+            assert job.state is JobState.COMPLETED
+            assert job.finalized_at is not None
+            assert twins.now - job.finalized_at >= timedelta(seconds=age)
+        twins.memory._forget(gone)
+
+    @rule(limit=st.integers(1, 5))
+    def forget_keys(self, limit: int) -> None:
+        """Which keys are left changes nothing that anybody sees but what is looked at."""
+        self._twins.real(self._twins.store.forget_keys(limit))
+        self._twins.model(self._twins.memory.forget_keys(limit))
 
     # people
 
     @rule(number=st.integers(0, 999))
     def cancel(self, number: int) -> None:
-        if (id := self._id(number)) is not None:
-            assert self._real(self._store.cancel(id)) == self._model(self._memory.cancel(self._ids[id]))
+        if (id := self._twins.pick(number)) is not None:
+            assert self._twins.real(self._twins.store.cancel(id)) == self._twins.model(
+                self._twins.memory.cancel(self._twins.ids[id])
+            )
 
     @rule(number=st.integers(0, 999))
     def retry(self, number: int) -> None:
-        if (id := self._id(number)) is not None:
-            model = self._ids[id]
-            both = self._both(lambda store: store.retry(id if store is self._store else model))
+        if (id := self._twins.pick(number)) is not None:
+            model = self._twins.ids[id]
+            both = self._twins.both(lambda store: store.retry(id if store is self._twins.store else model))
             if both is not None:
-                assert self._seen(both[0]) == self._seen(both[1], model)
+                self._twins.same(*both)
 
     @rule(number=st.integers(0, 999), queue=st.none() | QUEUES, priority=st.none() | PRIORITIES)
     def move(self, number: int, queue: str | None, priority: int | None) -> None:
-        if (id := self._id(number)) is not None:
-            real = self._real(self._store.move(id, queue=queue, priority=priority))
-            assert real == self._model(self._memory.move(self._ids[id], queue=queue, priority=priority))
+        if (id := self._twins.pick(number)) is not None:
+            real = self._twins.real(self._twins.store.move(id, queue=queue, priority=priority))
+            assert real == self._twins.model(
+                self._twins.memory.move(self._twins.ids[id], queue=queue, priority=priority)
+            )
 
     @rule(
         number=st.integers(0, 999),
         call=st.sampled_from(["move_to_dlq", "retry_from_dlq", "purge_dlq_job", "delete_job"]),
     )
     def one(self, number: int, call: str) -> None:
-        if (id := self._id(number)) is not None:
-            own = self._ids[id]
-            both = self._both(lambda store: getattr(store, call)(id if store is self._store else own))
+        if (id := self._twins.pick(number)) is not None:
+            own = self._twins.ids[id]
+            both = self._twins.both(lambda store: getattr(store, call)(id if store is self._twins.store else own))
             if both is None:
                 return
             real, model = both
             if isinstance(model, JobRow):
-                real, model = self._seen(real), self._seen(model, model.id)
-            assert real == model
+                self._twins.same(real, model)
+            else:
+                assert real == model
 
     @rule(
         call=st.sampled_from(
@@ -365,41 +486,35 @@ class Machine(RuleBasedStateMachine):
     )
     def many(self, call: str, kind: str | None, queue: str | None, tag: str | None) -> None:
         which = Selection(kind, queue, tag)
-        assert self._real(getattr(self._store, call)(which)) == self._model(getattr(self._memory, call)(which))
+        assert self._twins.real(getattr(self._twins.store, call)(which)) == self._twins.model(
+            getattr(self._twins.memory, call)(which)
+        )
 
     @rule(queue=QUEUES)
     def drain(self, queue: str) -> None:
-        assert self._real(self._store.drain_queue(queue)) == self._model(self._memory.drain_queue(queue))
+        assert self._twins.real(self._twins.store.drain_queue(queue)) == self._twins.model(
+            self._twins.memory.drain_queue(queue)
+        )
 
     @rule(queue=QUEUES)
     def pause(self, queue: str) -> None:
-        self._real(self._store.pause_queue(queue, None))
-        self._model(self._memory.pause_queue(queue, None))
+        self._twins.real(self._twins.store.pause_queue(queue, None))
+        self._twins.model(self._twins.memory.pause_queue(queue, None))
 
     @rule(queue=QUEUES)
     def resume(self, queue: str) -> None:
-        self._real(self._store.resume_queue(queue))
-        self._model(self._memory.resume_queue(queue))
-
-    @rule(most=st.integers(1, 4))
-    def sweep(self, most: int) -> None:
-        if isinstance(self._store, QueueStore):
-            self._real(self._store.sweep(most))
-
-    @rule()
-    def rotate(self) -> None:
-        if isinstance(self._store, QueueStore):
-            self._real(self._store.open_next())
-            self._real(self._store.publish())
+        self._twins.real(self._twins.store.resume_queue(queue))
+        self._twins.model(self._twins.memory.resume_queue(queue))
 
     # reads
 
     @rule(number=st.integers(0, 999))
     def get_job(self, number: int) -> None:
-        if (id := self._id(number)) is not None:
-            model = self._ids[id]
-            seen = self._seen(self._real(self._store.get_job(id)))
-            assert seen == self._seen(self._model(self._memory.get_job(model)), model)
+        if (id := self._twins.pick(number)) is not None:
+            model = self._twins.ids[id]
+            self._twins.same(
+                self._twins.real(self._twins.store.get_job(id)), self._twins.model(self._twins.memory.get_job(model))
+            )
 
     @rule(
         state=st.none() | st.sampled_from(JobState),
@@ -420,24 +535,24 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         """Page by page, where a statement looks at very few rows."""
         wanted = JobFilter(state, kind, queue, tag, metadata, limit=limit)
-        page = self._real(self._store.list_jobs(wanted))
+        page = self._twins.real(self._twins.store.list_jobs(wanted))
         real = list(page)
         while page.next is not None:
             assert len(page) <= limit
-            page = self._real(self._store.list_jobs(replace(wanted, before_id=page.next)))
+            page = self._twins.real(self._twins.store.list_jobs(replace(wanted, before_id=page.next)))
             real += page
         assert [row.id for row in real] == sorted({row.id for row in real}, reverse=True)
-        model = self._model(self._memory.list_jobs(replace(wanted, limit=1000)))
-        key = lambda row: row[0]  # noqa: E731
-        assert sorted(map(self._seen, real), key=key) == sorted((self._seen(m, m.id) for m in model), key=key)
+        model = self._twins.model(self._twins.memory.list_jobs(replace(wanted, limit=1000)))
+        assert sorted(map(self._twins.seen, real), key=of_row) == sorted(
+            (self._twins.seen(m, m.id) for m in model), key=of_row
+        )
 
     @rule(kind=st.none() | st.just("k"), queue=st.none() | QUEUES, tag=st.none() | st.just("t"))
     def list_dlq(self, kind: str | None, queue: str | None, tag: str | None) -> None:
         which = Selection(kind, queue, tag)
-        real, model = (store.list_dlq(which, limit=1000) for store in (self._store, self._memory))
-        key = lambda row: row[0]  # noqa: E731
-        seen = sorted(map(self._seen, self._real(real)), key=key)
-        assert seen == sorted((self._seen(m, m.id) for m in self._model(model)), key=key)
+        real, model = (store.list_dlq(which, limit=1000) for store in (self._twins.store, self._twins.memory))
+        seen = sorted(map(self._twins.seen, self._twins.real(real)), key=of_row)
+        assert seen == sorted((self._twins.seen(m, m.id) for m in self._twins.model(model)), key=of_row)
 
     @invariant()
     def stats(self) -> None:
@@ -458,15 +573,17 @@ class Machine(RuleBasedStateMachine):
                 for s in stats
                 if any((s.scheduled, s.available, s.running, s.completed, s.retryable, s.failed, s.cancelled, s.paused))
             ]
-            for stats in (self._real(self._store.queue_stats()), self._model(self._memory.queue_stats()))
+            for stats in (
+                self._twins.real(self._twins.store.queue_stats()),
+                self._twins.model(self._twins.memory.queue_stats()),
+            )
         )
         assert real == model
 
 
 @pytest.fixture(scope="module")
-def migrated(module_database: str) -> str:
-    with psycopg.connect(module_database, autocommit=True) as connection:
-        connection.execute(script().encode())
+def by_our_clock(module_database: str) -> str:
+    migrated(module_database)
     return module_database
 
 
@@ -474,7 +591,7 @@ def migrated(module_database: str) -> str:
 def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lists whose statements look at very few rows."""
     cached = (lists.list_sql, lists._free_sql)
-    for name, value in {"_FEW": 2, "_MANY": 4, "_MANY_DECODED": 3, "PAGE": 2, "_LEAST": 1, "_FREE": 1}.items():
+    for name, value in NARROW.items():
         monkeypatch.setattr(lists, name, value)
     for each in cached:
         each.cache_clear()
@@ -483,22 +600,77 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         each.cache_clear()
 
 
+def machine(engine_name: str, server: str) -> type[Machine]:
+    class OnThisServer(Machine):
+        dsn = server
+        engine = engine_name
+
+    return OnThisServer
+
+
+ENGINES = pytest.mark.parametrize("name", ["queue", "canonical"])
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("narrow")
-@pytest.mark.parametrize("name", ["queue", "canonical"])
-def test_an_engine_answers_as_the_model_does(migrated: str, name: str) -> None:
-    class OnThisServer(Machine):
-        dsn = migrated
-        engine = name
-
+@ENGINES
+def test_an_engine_answers_as_the_model_does(by_our_clock: str, name: str) -> None:
     run_state_machine_as_test(
-        OnThisServer,
+        machine(name, by_our_clock),
         settings=settings(
-            max_examples=EXAMPLES,
-            stateful_step_count=40,
+            max_examples=int(os.environ.get("AWA_MODEL_EXAMPLES", EXAMPLES)),
+            stateful_step_count=50,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
             derandomize="AWA_MODEL_EXAMPLES" not in os.environ,
             database=None,
         ),
     )
+
+
+# what it has found
+
+
+KEY = Unique(b"a" * 16, mask({JobState.SCHEDULED, JobState.AVAILABLE, JobState.RETRYABLE}))
+
+
+@ENGINES
+def test_progress_of_a_running_attempt_is_seen_by_who_asks_for_the_job_and_not_in_lists(
+    by_our_clock: str, name: str
+) -> None:
+    both = machine(name, by_our_clock)()
+    (claimed,) = both.a_newer_job_while_one_runs(KEY, "a").values
+    both.record_progress([claimed], 40)
+    both.every_job_is_the_same_on_both()
+    both.get_job(0)
+    both.teardown()
+
+
+@ENGINES
+def test_an_attempt_that_ends_as_a_duplicate_keeps_of_its_progress_what_its_end_says(
+    by_our_clock: str, name: str
+) -> None:
+    for progress in (None, '{"percent":7}'):
+        both = machine(name, by_our_clock)()
+        (claimed,) = both.a_newer_job_while_one_runs(KEY, "a").values
+        both.record_progress([claimed], 40)
+        both.finalize([(claimed, JobState.RETRYABLE, LONG_AGO, True, (progress, None, False), ())], resend=True)
+        both.every_job_is_the_same_on_both()
+        both.get_job(0)
+        both.teardown()
+
+
+@ENGINES
+def test_a_job_that_is_enqueued_again_is_shown_with_the_output_and_progress_it_has(
+    by_our_clock: str, name: str
+) -> None:
+    key = Unique(KEY.key, mask(DEFAULT_STATES))
+    both = machine(name, by_our_clock)()
+    again = [("a", 1, None, None, "k", key)]
+    both.insert(again, copied=False, skip=True)
+    (claimed,) = both.claim(0, "a", 1, 0.0, None, advance=False).values
+    both.record_progress([claimed], 40)
+    both.insert(again, copied=False, skip=True)
+    both.finalize([(claimed, JobState.COMPLETED, LONG_AGO, False, (None, "[1.0]", False), ())], resend=False)
+    both.insert(again, copied=False, skip=True)
+    both.teardown()
