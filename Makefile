@@ -8,7 +8,7 @@
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-EXTRAS := asyncpg,psycopg,trio,embedded,cli,cron,cel
+EXTRAS := asyncpg,psycopg,trio,embedded,cli,cron,cel,web
 PYTEST_ARGS ?= -n 2
 CHAOS_ARGS ?=
 BENCH_ARGS ?=

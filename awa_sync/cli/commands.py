@@ -17,7 +17,7 @@ from awa_proto.options import whole
 from awa_proto.schema import latest, script
 from awa_proto.schema.ring import LEAST, MOST, SEGMENTS
 from awa_proto.worker.events import Stopped
-from awa_sync.cli import cron, doctor, health, manage, storage
+from awa_sync.cli import callbacks, cron, doctor, health, manage, storage
 from awa_sync.cli.embedded import server
 from awa_sync.cli.session import Dsn, Schema, connected, fail, said_in_one_line, use_database
 
@@ -31,6 +31,7 @@ app = typer.Typer(
 app.add_typer(manage.job, name="job")
 app.add_typer(manage.dlq, name="dlq")
 app.add_typer(manage.queue, name="queue")
+app.add_typer(callbacks.app, name="callbacks")
 app.add_typer(cron.app, name="cron")
 app.add_typer(storage.app, name="storage")
 app.command()(doctor.doctor)

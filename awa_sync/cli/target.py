@@ -34,11 +34,11 @@ def load(target: str) -> "AnyClient":
             found = getattr(found, name)
         except AttributeError as error:
             raise ConfigurationError(f"{module_name} has no {path}") from error
-    if _package(found) is None:
+    if package_of(found) is None:
         raise ConfigurationError(
             f"{target} is {type(found).__name__!r}, not a Client of awa_asyncio, awa_trio or awa_sync"
         )
-    return found  # type: ignore[return-value]  # _package has just looked
+    return found  # type: ignore[return-value]  # package_of has just looked
 
 
 def queues(given: Iterable[str]) -> dict[str, QueueConfig]:
@@ -63,16 +63,16 @@ def has_database(client: "AnyClient") -> bool:
 
 def run(client: "AnyClient", wanted: dict[str, QueueConfig], grace: float) -> Stopped:
     """Run a worker of the client until a signal stops it."""
-    match _package(client):
+    match package_of(client):
         case "awa_asyncio":
-            return _run_asyncio(client, wanted, grace)  # type: ignore[arg-type]  # _package has just looked
+            return _run_asyncio(client, wanted, grace)  # type: ignore[arg-type]  # package_of has just looked
         case "awa_trio":
             return _run_trio(client, wanted, grace)  # type: ignore[arg-type]  # as above
         case _:
             return _run_sync(client, wanted, grace)  # type: ignore[arg-type]  # as above
 
 
-def _package(found: object) -> str | None:
+def package_of(found: object) -> str | None:
     """Which package a client is of. One that was not imported has no client."""
     for name in ("awa_asyncio", "awa_trio", "awa_sync"):
         module = sys.modules.get(name)
