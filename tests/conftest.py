@@ -76,7 +76,7 @@ _REPEATED = re.compile(r"\b18\b.*(asyncio-psycopg|trio|\bsync\b)|(asyncio-psycop
 
 
 def _is_slow(path: Path) -> bool:
-    return path.parent.name in {"chaos", "cuts", "fleet"}
+    return path.parent.name in {"chaos", "cuts", "fleet"} or path.name == "test_serve.py"
 
 
 @pytest.hookimpl(tryfirst=True)
