@@ -7,7 +7,8 @@ protocol buffer `cel.expr.CheckedExpr`:
 
 - Macros are not nested deeper than two, and the inner one goes over a part of the outer one's element: what all of them
   visit is then at most the payload, not its square.
-- Within a macro text is searched in parts of its element only, and there are few comparisons of two values.
+- Within a macro text is searched in parts of its element only, no regular expression is matched (the library reads its
+  pattern anew at every step), and there are few comparisons of two values.
 - Text and lists are not joined within a macro, nor is a joined list gone over: nothing doubles again and again.
 - What a macro made of values that are no part of the payload is not compared: it may hold the same value many times.
 """
@@ -30,6 +31,8 @@ MAX_EXPRESSION_NODES: Final = 400
 MAX_MACROS: Final = 8
 """Most macros (all, exists, exists_one, filter, map) in one expression."""
 MAX_MACRO_DEPTH: Final = 2
+MAX_PATTERNS: Final = 4
+"""Most calls of matches() in one expression: each reads its pattern and the text anew."""
 MAX_COMPARISONS: Final = 4
 """Most calls within macros that may read as much as the whole payload at every step."""
 MAX_PAYLOAD_BYTES: Final = 65536
@@ -40,7 +43,7 @@ MAX_PAYLOAD_DEPTH: Final = 64
 _MAX_RESULT_VALUES: Final = 20_000
 _VARIABLE: Final = "payload"
 _INTEGERS: Final = (-(2**63), 2**63 - 1)
-_SEARCHES: Final = frozenset({"contains", "endsWith", "matches", "startsWith"})
+_SEARCHES: Final = frozenset({"contains", "endsWith", "startsWith"})
 _COMPARISONS: Final = frozenset({"_==_", "_!=_", "@in", "_<_", "_<=_", "_>_", "_>=_"})
 _CHEAP: Final = frozenset(
     {
@@ -318,10 +321,7 @@ class _Look:
 
     def _call(self, node: _Node, scope: dict[str, _Origin], depth: int) -> None:
         if node.name == "matches":
-            pattern = node.parts[-1]
-            if pattern.kind != "const" or not isinstance(pattern.value, str):
-                raise _Refused("has a call of matches() whose pattern is not in the text")
-            self.patterns.append(pattern.value)
+            self._matches(node, depth)
         against_constant = any(map(_is_constant, node.parts))
         if node.name in _COMPARISONS and not (against_constant or all(_is_plain(part, scope) for part in node.parts)):
             raise _Refused("compares what a macro made with something else than a constant")
@@ -341,6 +341,16 @@ class _Look:
                 raise _Refused(
                     f"has more than {MAX_COMPARISONS} calls and comparisons within macros of what is no part of the element"
                 )
+
+    def _matches(self, node: _Node, depth: int) -> None:
+        pattern = node.parts[-1]
+        if pattern.kind != "const" or not isinstance(pattern.value, str):
+            raise _Refused("has a call of matches() whose pattern is not in the text")
+        if depth:
+            raise _Refused("has a call of matches() within a macro, where its pattern is read anew at every step")
+        self.patterns.append(pattern.value)
+        if len(self.patterns) > MAX_PATTERNS:
+            raise _Refused(f"has more than {MAX_PATTERNS} calls of matches()")
 
     @staticmethod
     def _reads_element(node: _Node, scope: dict[str, _Origin], depth: int) -> bool:

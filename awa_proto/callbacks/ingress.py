@@ -18,7 +18,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -316,18 +316,15 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_deep(value: Any) -> bool:
-    level: list[Any] = [value]
+    level = [value]
     for _ in range(MAX_JSON_DEPTH + 1):
-        level = [inner for each in level for inner in _inside(each)]
-        if not level:
+        inner: list[Any] = []
+        for each in level:
+            inner += [item for item in (each.values() if type(each) is dict else each) if type(item) in {dict, list}]
+        if not inner:
             return False
+        level = inner
     return True
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def _is_json(content_type: str) -> bool:

@@ -207,6 +207,7 @@ curl --silent --show-error --max-time 30 --write-out ' %{http_code}' "$url/$id/$
 @pytest.mark.skipif(not (shutil.which("curl") and shutil.which("openssl")), reason="curl or openssl is not there")
 def test_serve_can_be_asked_with_curl_and_openssl_as_the_docs_say(served: Served, client: awa_sync.Client) -> None:
     assert CURL.strip() in (ROOT / "docs" / "ingress.md").read_text()
+    job, id = parked(client)
 
     def curl(body: str, secret: str = SECRET) -> str:
         environment = {**os.environ, "url": served.url, "id": id, "action": "complete", "body": body, "secret": secret}
@@ -214,7 +215,6 @@ def test_serve_can_be_asked_with_curl_and_openssl_as_the_docs_say(served: Served
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    job, id = parked(client)
     body = '{"output": {"größe": "100 %"}}'
     assert curl(body, "another secret, long enough").endswith(" 401")
     assert curl(body) == f'{{"id":{job},"state":"completed"}} 200'
