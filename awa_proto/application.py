@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 from awa_proto import args
 from awa_proto.contact import Calls
+from awa_proto.dsn import Dsn, check_given
 from awa_proto.errors import UNDEFINED_TABLE, ConfigurationError, DatabaseError, SchemaNotMigrated, ValidationError
 from awa_proto.followup import FollowUps
 from awa_proto.health import Health, StoreHealth, WorkerHealth, counted, database_health, problems_of_client
@@ -72,7 +73,7 @@ class Application:
         *,
         schema: str,
         engine: EngineName,
-        dsn: str | None,
+        dsn: Dsn | None,
         readable: Callable[[str], None],
         statement_timeout: Seconds,
         max_size: int,
@@ -85,8 +86,7 @@ class Application:
     ) -> None:
         quoted(text("schema", schema))
         make = _engine(engine)
-        if dsn is not None:
-            readable(dsn)
+        check_given(dsn, readable)
         self.statement_timeout = positive_seconds("statement_timeout", statement_timeout)
         if self.statement_timeout > MAX_TIMEOUT:
             raise ValidationError("statement_timeout", f"{self.statement_timeout:g} is above {MAX_TIMEOUT:g} seconds")
@@ -224,7 +224,7 @@ def _registries(tasks: object) -> list[Registry]:
     return found
 
 
-def known_dsn(dsn: str | None, environ: Mapping[str, str]) -> str:
+def known_dsn(dsn: Dsn | None, environ: Mapping[str, str]) -> Dsn:
     """The DSN given, else that of the environment. Raises ConfigurationError when there is none."""
     found = dsn or environ.get("AWA_DATABASE_URL")
     if not found:

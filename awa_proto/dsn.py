@@ -8,9 +8,15 @@ After this check the password is where a parser expects it, and no message of a 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from awa_proto.errors import ConfigurationError
+from awa_proto.errors import ConfigurationError, DatabaseError
+
+Dsn: TypeAlias = "str | Callable[[], str]"
+"""A DSN, or a function that gives one. It is called for every new connection, so that a password may change meanwhile: on an
+event loop and in threads, perhaps at the same time. It should answer at once: from a file, the environment, a cache."""
 
 _ESCAPES = "in a user name or password write @ as %40, / as %2F, ? as %3F, # as %23, : as %3A and % as %25"
 
@@ -46,3 +52,27 @@ def check_dsn(dsn: str, *, keywords: bool) -> None:
             raise ConfigurationError(f"the database URL has a port that is no number from 1 to 65535: {_ESCAPES}")
     if url.query and not all("=" in pair for pair in url.query.split("&")):
         raise ConfigurationError(f"the database URL has a parameter without a value after the ?: {_ESCAPES}")
+
+
+def check_given(dsn: Dsn | None, check: Callable[[str], None]) -> None:
+    """Raise ConfigurationError when a DSN cannot be read by `check`; what a function gives is looked at when it is needed."""
+    if dsn is not None and not callable(dsn):
+        check(dsn)
+
+
+def current(dsn: Dsn | None, check: Callable[[str], None]) -> str | None:
+    """The DSN for a new connection.
+
+    Raises DatabaseError when a function gives none that can be read by `check`: later it may. Its text is never repeated.
+    """
+    if dsn is None or isinstance(dsn, str):
+        return dsn
+    try:
+        found = dsn()
+    except Exception as error:
+        raise DatabaseError(f"the function dsn= raised {type(error).__name__}", "08001", sent=False) from error
+    try:
+        check(found)
+    except ConfigurationError as error:
+        raise DatabaseError(f"what the function dsn= gave cannot be used: {error}", "08001", sent=False) from None
+    return found

@@ -26,11 +26,12 @@ from awa_proto.driving.awaited import bind
 from awa_proto.driving.beating import BlockingLane
 from awa_proto.driving.given import check_libpq_dsn
 from awa_proto.driving.per_loop import PerLoop
+from awa_proto.dsn import Dsn
 from awa_proto.errors import DatabaseError, SchemaNotMigrated, ValidationError
 from awa_proto.events import AnyEvent
 from awa_proto.health import Health, StoreHealth
 from awa_proto.operations import Operations
-from awa_proto.outcome import Seconds
+from awa_proto.outcome import Seconds, seconds
 from awa_proto.plan import Op, Row, Value
 from awa_proto.retention import Retention
 from awa_proto.worker.config import Liveness, QueueConfig, UnknownKinds
@@ -59,6 +60,7 @@ class Client(Tasks):
 
     Args:
         dsn: A URL or `key=value` pairs; by default $AWA_DATABASE_URL when it is first needed.
+            Or a function that gives one, called for every new connection: so a new password is found while it works.
         schema: The schema the queue lives in.
         engine: "queue", or the deprecated "canonical", which keeps a row for each job; see `docs/storage.md`.
         pool: An `awa_trio.db.pool.Pool` of your own to take connections from. It stays yours to close.
@@ -76,7 +78,7 @@ class Client(Tasks):
 
     def __init__(
         self,
-        dsn: str | None = None,
+        dsn: Dsn | None = None,
         *,
         schema: str = "awa",
         engine: EngineName = "queue",
@@ -267,7 +269,10 @@ class Client(Tasks):
         unknown_kinds: UnknownKinds = "fail",
         liveness: Liveness | None = None,
     ) -> Stopped:
-        """Work until SIGTERM or SIGINT, which stop gracefully; a second one stops with no grace. Returns how it ended.
+        """Work until SIGTERM or SIGINT, which stop gracefully; a second one ends it at once. Returns how it ended.
+
+        `sys.exit(stopped.exit_code)` tells a supervisor. The process is ended with that code where a handler would keep it
+        from ending: one that blocks the event loop, or on trio one that ignores its cancellation.
 
         Args:
             queues: As `worker`.
@@ -282,7 +287,8 @@ class Client(Tasks):
         return await run(
             self.worker(
                 queues, poll_interval=poll_interval, grace=grace, unknown_kinds=unknown_kinds, liveness=liveness
-            )
+            ),
+            seconds("grace", grace),
         )
 
     def _heart(self) -> Callable[[], BlockingLane]:

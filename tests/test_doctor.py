@@ -24,7 +24,7 @@ def test_a_new_database_has_nothing_to_complain_of(client: awa_sync.Client) -> N
     found = client.perform(diagnose())
     assert [segment.state for segment in found.segments] == ["open", *["free"] * 7]
     assert found.problems == []
-    assert client._dsn is not None
+    assert isinstance(client._dsn, str)
     done = awa("doctor", "--dsn", client._dsn)
     assert done.returncode == 0
     assert "nothing to complain of" in done.stdout
@@ -33,7 +33,7 @@ def test_a_new_database_has_nothing_to_complain_of(client: awa_sync.Client) -> N
 
 def test_it_names_who_holds_which_segment(client: awa_sync.Client) -> None:
     """A long attempt, a transaction that is open, a prepared one, and jobs that wait; in the schema and segment they are in."""
-    assert client._dsn is not None
+    assert isinstance(client._dsn, str)
     store = client._application.store
     client.insert_many([{"n": n} for n in range(5)], kind="k")
     ring, _ = client.perform(store.survey(["default"]))
@@ -64,7 +64,7 @@ def test_it_names_who_holds_which_segment(client: awa_sync.Client) -> None:
 
 
 def test_a_silent_worker_a_missing_leader_and_a_restored_dump_are_problems(client: awa_sync.Client) -> None:
-    assert client._dsn is not None
+    assert isinstance(client._dsn, str)
     store = client._application.store
     registration = client.perform(store.register(WorkerInfo(("q",), "host", 1)))
     with psycopg.connect(client._dsn, autocommit=True) as connection:
@@ -86,7 +86,7 @@ def test_a_silent_worker_a_missing_leader_and_a_restored_dump_are_problems(clien
 
 
 def test_what_holds_a_sealed_segment_for_long_is_a_problem_and_a_full_ring_is(client: awa_sync.Client) -> None:
-    assert client._dsn is not None
+    assert isinstance(client._dsn, str)
     store = client._application.store
     client.insert({"n": 1}, kind="k")
     ring, _ = client.perform(store.survey(["default"]))

@@ -38,7 +38,7 @@ def failed(client: awa_sync.Client, count: int, **options: Any) -> list[JobRow]:
 
 def run(client: awa_sync.Client, *args: str, code: int = 0) -> str:
     """What a command prints; it must exit with the code."""
-    assert client._dsn is not None
+    assert isinstance(client._dsn, str)
     done = awa(*args, "--dsn", client._dsn)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr

@@ -26,7 +26,7 @@ from awa_asyncio.db.shield import GRACE, shielded
 from awa_proto.contact import Calls
 from awa_proto.driving.ops import Preparing
 from awa_proto.driving.sockets import is_readable
-from awa_proto.dsn import check_dsn
+from awa_proto.dsn import Dsn, check_dsn, check_given, current
 from awa_proto.errors import ConfigurationError, DatabaseError, ValidationError
 from awa_proto.plan import Copy, Rows, Statement, Step, Value
 
@@ -39,7 +39,7 @@ _Library: TypeAlias = Any
 class Database(db.Database):
     """PostgreSQL through asyncpg.
 
-    dsn: a URL; None: the environment variables PGHOST, PGUSER and so on.
+    dsn: a URL, or a function that gives one; None: the environment variables PGHOST, PGUSER and so on.
     pool: an asyncpg pool to use instead of one of our own.
     schema: where awa lives; named in errors.
     statement_timeout: seconds a statement, a connect, or the wait for a connection may take.
@@ -50,7 +50,7 @@ class Database(db.Database):
 
     def __init__(
         self,
-        dsn: str | None = None,
+        dsn: Dsn | None = None,
         *,
         pool: _Library | None = None,
         schema: str = "awa",
@@ -59,12 +59,16 @@ class Database(db.Database):
         random: Callable[[], float] = _random.random,
         calls: Calls | None = None,
     ) -> None:
-        if dsn is not None:
-            check_dsn(dsn, keywords=False)
+        check_given(dsn, _check_url)
         preparing = Preparing()
 
         async def connect(seconds: float) -> _Link:
-            return _Link(await _connect(dsn, seconds, prepare=preparing.on), preparing)
+            try:
+                return _Link(await _connect(current(dsn, _check_url), seconds, prepare=preparing.on), preparing)
+            except ConfigurationError as error:
+                if callable(dsn):  # which may give another one
+                    raise DatabaseError(str(error), "08001", sent=False) from None
+                raise
 
         super().__init__(
             source=Pool(connect, max_size) if pool is None else _LentPool(pool, preparing),
@@ -268,6 +272,10 @@ def _speaks_utf8(connection: _Library) -> bool:
     """Whether the chunks of a COPY, which are not asyncpg's to encode, mean what they should."""
     encoding: str = connection.get_settings().client_encoding
     return encoding.replace("-", "").lower() in {"utf8", "unicode"}
+
+
+def _check_url(dsn: str) -> None:
+    check_dsn(dsn, keywords=False)
 
 
 async def _connect(dsn: str | None, seconds: float, *, prepare: bool) -> _Library:

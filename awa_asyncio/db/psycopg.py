@@ -41,6 +41,7 @@ from awa_proto.driving.psycopg_connections import (
 )
 from awa_proto.driving.psycopg_errors import connecting_failed, statement_failed, value_refused
 from awa_proto.driving.psycopg_values import adapt
+from awa_proto.dsn import Dsn, check_given, current
 from awa_proto.errors import ConfigurationError, DatabaseError
 from awa_proto.plan import Copy, Row, Rows, Statement, Step
 
@@ -57,7 +58,7 @@ _AnyConnection: TypeAlias = "AsyncConnection[Any]"
 class Database(db.Database):
     """PostgreSQL through psycopg.
 
-    dsn: a URL or `key=value` pairs; None: the environment variables PGHOST, PGUSER and so on.
+    dsn: a URL or `key=value` pairs, or a function that gives them; None: the environment variables PGHOST, PGUSER and so on.
     pool: a psycopg_pool.AsyncConnectionPool to use instead of one of our own.
     schema: where awa lives; named in errors.
     statement_timeout: seconds a statement, a connect, or the wait for a connection may take.
@@ -68,7 +69,7 @@ class Database(db.Database):
 
     def __init__(
         self,
-        dsn: str | None = None,
+        dsn: Dsn | None = None,
         *,
         pool: AsyncConnectionPool[Any] | None = None,
         schema: str = "awa",
@@ -77,12 +78,11 @@ class Database(db.Database):
         random: Callable[[], float] = _random.random,
         calls: Calls | None = None,
     ) -> None:
-        if dsn is not None:
-            check_conninfo(dsn)
+        check_given(dsn, check_conninfo)
         preparing = Preparing()
 
         async def connect(seconds: float) -> _Link:
-            return _Link(await _connect(dsn or "", seconds), preparing, ours=True)
+            return _Link(await _connect(current(dsn, check_conninfo) or "", seconds), preparing, ours=True)
 
         super().__init__(
             source=Pool(connect, max_size) if pool is None else _LentPool(pool, preparing),

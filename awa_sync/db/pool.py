@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import psycopg
 
 from awa_proto.driving.ops import Preparing
-from awa_proto.driving.psycopg_connections import ENCODING, check_lent
+from awa_proto.driving.psycopg_connections import ENCODING, check_conninfo, check_lent
 from awa_proto.driving.psycopg_errors import connecting_failed
+from awa_proto.dsn import Dsn, current
 from awa_proto.errors import DatabaseError
 from awa_sync.db.session import Session
 from awa_sync.db.waiting import connect
@@ -45,7 +46,7 @@ class Source(Protocol):
 class Pool:
     """At most `max_size` connections to `dsn`, opened when needed."""
 
-    def __init__(self, dsn: str, max_size: int) -> None:
+    def __init__(self, dsn: Dsn | None, max_size: int) -> None:
         self.preparing = Preparing()
         self._dsn = dsn
         self._max_size = max_size
@@ -59,9 +60,10 @@ class Pool:
         seconds: for all hosts together.
         name: what it is for, told to the server unless the DSN has an application_name.
         """
+        dsn = current(self._dsn, check_conninfo) or ""
         options = {"client_encoding": ENCODING, "fallback_application_name": f"awa {name}".strip()}
         try:
-            connection = connect(self._dsn, seconds, **options)
+            connection = connect(dsn, seconds, **options)
             connection.autocommit = True
         except psycopg.errors.ConnectionTimeout as error:
             message = f"no connection to the database within {seconds:g} s"

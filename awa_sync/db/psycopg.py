@@ -19,6 +19,7 @@ import psycopg
 from awa_proto.contact import Calls
 from awa_proto.driving.ops import Preparing, drive, errors_of_library, schema_named, seconds_of, users_sql
 from awa_proto.driving.psycopg_connections import check_borrowed, check_conninfo
+from awa_proto.dsn import Dsn, check_given
 from awa_proto.errors import ConfigurationError, DatabaseError, Failure, Retries
 from awa_proto.plan import Op, Row, Value, users_own
 from awa_sync.db.lane import Lane
@@ -73,7 +74,7 @@ class Connection:
 class Database:
     """PostgreSQL through psycopg.
 
-    dsn: a URL or `key=value` pairs; None: the environment variables PGHOST, PGUSER and so on.
+    dsn: a URL or `key=value` pairs, or a function that gives them; None: the environment variables PGHOST, PGUSER and so on.
     pool: a psycopg_pool.ConnectionPool to use instead of one of our own, for everything but lanes, which need `dsn`.
     schema: where awa lives; named in errors.
     statement_timeout: seconds a statement, a connect, or the wait for a connection may take.
@@ -86,7 +87,7 @@ class Database:
 
     def __init__(
         self,
-        dsn: str | None = None,
+        dsn: Dsn | None = None,
         *,
         pool: ConnectionPool[Any] | None = None,
         schema: str = "awa",
@@ -95,9 +96,8 @@ class Database:
         random: Callable[[], float] = _random.random,
         calls: Calls | None = None,
     ) -> None:
-        if dsn is not None:
-            check_conninfo(dsn)
-        own = Pool(dsn or "", max_size)
+        check_given(dsn, check_conninfo)
+        own = Pool(dsn, max_size)
         self._pool: Source = own if pool is None else LentPool(pool)
         self._lanes = own if pool is None or dsn is not None else None  # where their connections come from
         self._own = own

@@ -16,6 +16,7 @@ import trio
 from awa_proto.driving.ops import Preparing
 from awa_proto.driving.psycopg_connections import ENCODING, check_conninfo
 from awa_proto.driving.psycopg_errors import connecting_failed
+from awa_proto.dsn import Dsn, check_given, current
 from awa_proto.errors import DatabaseError
 from awa_trio.db.connection import TrioConnection
 from awa_trio.db.session import Session
@@ -24,17 +25,16 @@ from awa_trio.db.session import Session
 class Pool:
     """At most `max_size` connections to `dsn`, opened when needed.
 
-    dsn: a URL or `key=value` pairs; None: the environment variables PGHOST, PGUSER and so on.
+    dsn: a URL or `key=value` pairs, or a function that gives them; None: the environment variables PGHOST, PGUSER and so on.
     timeout: seconds to wait for a connection, and again to open it.
 
     Raises ConfigurationError for a DSN that cannot be read.
     """
 
-    def __init__(self, dsn: str | None = None, *, max_size: int = 10, timeout: float = 30.0) -> None:
-        if dsn is not None:
-            check_conninfo(dsn)
+    def __init__(self, dsn: Dsn | None = None, *, max_size: int = 10, timeout: float = 30.0) -> None:
+        check_given(dsn, check_conninfo)
         self.preparing = Preparing()
-        self._dsn = dsn or ""
+        self._dsn = dsn
         self._max_size = max_size
         self._timeout = timeout
         self._slots = trio.Semaphore(max_size, max_value=max_size)
@@ -59,10 +59,11 @@ class Pool:
 
         name: what it is for, told to the server unless the DSN has an application_name.
         """
+        dsn = current(self._dsn, check_conninfo) or ""
         try:
             with trio.fail_after(seconds):
                 connection = await TrioConnection.connect(
-                    self._dsn,
+                    dsn,
                     autocommit=True,
                     client_encoding=ENCODING,
                     fallback_application_name=f"awa {name}".strip(),

@@ -18,6 +18,7 @@ import trio
 from awa_proto.contact import Calls
 from awa_proto.driving.ops import Preparing, drive_awaited, errors_of_library, schema_named, seconds_of, users_sql
 from awa_proto.driving.psycopg_connections import check_borrowed
+from awa_proto.dsn import Dsn
 from awa_proto.errors import ConfigurationError, DatabaseError, Failure, Retries
 from awa_proto.plan import Op, Row, Value, users_own
 from awa_trio.db.connection import TrioConnection
@@ -71,7 +72,7 @@ class Connection:
 class Database:
     """PostgreSQL through psycopg, under trio.
 
-    dsn: a URL or `key=value` pairs; None: the environment variables PGHOST, PGUSER and so on.
+    dsn: a URL or `key=value` pairs, or a function that gives them; None: the environment variables PGHOST, PGUSER and so on.
     pool: a `Pool` to use instead of one of our own, for everything but lanes, which open connections to `dsn` if given.
     schema: where awa lives; named in errors.
     statement_timeout: seconds a statement, a connect, or the wait for a connection may take.
@@ -84,7 +85,7 @@ class Database:
 
     def __init__(
         self,
-        dsn: str | None = None,
+        dsn: Dsn | None = None,
         *,
         pool: Pool | None = None,
         schema: str = "awa",

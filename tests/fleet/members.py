@@ -55,7 +55,7 @@ Script = Callable[[Any], "Generator[Gate, None, object] | object"]
 class Member:
     """A client of one package; its methods are called with `member.call("insert", ...)`, from any thread."""
 
-    def __init__(self, flavour: str, dsn: str, **options: Any) -> None:
+    def __init__(self, flavour: str, dsn: str | Callable[[], str], **options: Any) -> None:
         self.flavour = flavour
         self.is_sync = flavour == "sync"
         backend, _, driver = flavour.partition("-")
