@@ -80,13 +80,15 @@ class LeaderHealth:
     """The upkeep, which one worker of a schema does for all.
 
     leads: whether it is this one. leader: the instance it heard of last, None when nobody leads. term: how often another has
-    begun to. failing: its duties whose newest run failed.
+    begun to. failing: its duties whose newest run failed. unknown_kinds: those of jobs it has rescued that its code does not
+    know, so that the hooks and follow-ups others have for them were not run; in the order they were met.
     """
 
     leads: bool
     leader: int | None
     term: int
     failing: tuple[str, ...] = ()
+    unknown_kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,11 @@ def problems_of_worker(
         found.append(f"the heartbeat has not reached the database for {heartbeat.age:.0f} s")
     if upkeep.failing:
         found.append(f"upkeep fails: {', '.join(upkeep.failing)}")
+    if upkeep.leads:
+        found += [
+            f"it leads and does not know the kind {kind!r}: hooks and follow-ups of rescued jobs are not run"
+            for kind in upkeep.unknown_kinds
+        ]
     return tuple(found)
 
 

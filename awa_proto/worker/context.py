@@ -26,6 +26,7 @@ class Context:
     tally: what is counted. last_error: the newest failure, for health. living: what the heartbeat and the worker tell each
     other.
     is_rebasing: a dump of another cluster is made right. kinds: those this worker has a handler for; None when it does not say.
+    unknown_kinds: those it has met as the leader and does not know, so that their hooks and follow-ups are not run here.
     """
 
     store: Store
@@ -42,3 +43,4 @@ class Context:
     is_rebasing: bool = False
     living: Living = field(default_factory=Living)
     kinds: Collection[str] | None = None
+    unknown_kinds: dict[str, None] = field(default_factory=dict[str, None])

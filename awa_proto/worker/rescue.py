@@ -45,6 +45,8 @@ LATE: Final = 1.5
 LOOK_EVERY: Final = 5.0
 """Seconds between two looks for callbacks that are late, at most: so much may one be late that has less time than this."""
 SOON: Final = 0.02
+MOST_UNKNOWN: Final = 100
+"""Most unknown kinds that health names."""
 _TRIES: Final = 3
 
 
@@ -168,7 +170,7 @@ class Rescue:
                 "an attempt was rescued; its job fails for good" if is_last else "an attempt was rescued; its job runs again",
                 **about(attempt), reason=str(self._reason),
             )  # fmt: skip
-            if context.kinds is not None and attempt.kind not in context.kinds:
+            if self._is_unknown(attempt.kind):
                 context.report.warn(
                     now, f"rescued unknown kind: {attempt.kind}", "this worker leads and does not know the kind of a job it"
                     " rescued; hooks and follow-ups that others have registered for it are not run", quiet=math.inf,
@@ -181,6 +183,17 @@ class Rescue:
             self._follow_up(each, now)
         if over:
             context.lanes.run(Lane.UPKEEP, context.store.tell_ended(over), _ignore, _ignore)
+
+    def _is_unknown(self, kind: str) -> bool:
+        """Whether others may have hooks and follow-ups for it that are not known here. Health shows those of which it is so."""
+        context = self._context
+        if context.kinds is None or kind in context.kinds or kind in context.hooked.kinds:
+            return False
+        if any(context.follow_ups.wants(kind, outcome) for outcome in (Outcome.RESCUED, Outcome.EXHAUSTED)):
+            return False
+        if len(context.unknown_kinds) < MOST_UNKNOWN:
+            context.unknown_kinds[kind] = None
+        return True
 
     def _follow_up(self, ended: Ended, now: float) -> None:
         """Enqueue what follows from it, for each outcome by itself."""

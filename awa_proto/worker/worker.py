@@ -278,7 +278,11 @@ class WorkerMachine:
         own = [lane for lane in Lane if lane is not Lane.LISTEN and (leads or lane is not Lane.UPKEEP)]
         database = database_health([lanes.contacts[lane] for lane in own], now, lanes.reached_at)
         upkeep = LeaderHealth(
-            leads, self._leader.leader, self._leader.term, tuple(self._upkeep.failing) if leads else ()
+            leads,
+            self._leader.leader,
+            self._leader.term,
+            tuple(self._upkeep.failing) if leads else (),
+            tuple(self._context.unknown_kinds),
         )
         heartbeat = HeartbeatHealth(
             beaten_at is not None and heart - beaten_at < self._context.config.liveness.stale_after,
@@ -312,8 +316,8 @@ class WorkerMachine:
                 self._listener.lost(error, now)
             case ListenOpened(pid=pid):
                 self._listener.opened(pid)
-            case StopAsked(grace=grace):
-                self._lifecycle.stop(grace, now)
+            case StopAsked(grace=grace, at_once=at_once):
+                self._lifecycle.stop(grace, now, at_once=at_once)
             case DrainAsked(token=token):
                 self._drain.ask(token, now)
             case Pinged(number=number):

@@ -318,12 +318,15 @@ def test_a_leader_that_does_not_know_the_kind_of_a_rescued_job_says_so_once(monk
     bench.context.kinds = {"k"}
     bench.look()
     assert [key for key in bench.keys if "unknown kind" in key] == []
+    assert not bench.context.unknown_kinds
     bench = Bench(None, None, None)
     silent(bench, monkeypatch)
     bench.context.kinds = {"others"}
+    bench.context.hooked.kinds, bench.context.follow_ups = (), FollowUps.none()
     bench.look()
     bench.look(now=10_000.0)
     assert [key for key in bench.keys if "unknown kind" in key] == ["rescued unknown kind: k"]
+    assert list(bench.context.unknown_kinds) == ["k"]
 
 
 def test_for_a_while_after_the_database_was_away_nobody_is_taken_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:

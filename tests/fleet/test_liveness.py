@@ -13,10 +13,10 @@ import pytest
 
 from awa_proto.errors import DatabaseError
 from awa_proto.job import JobState
-from awa_proto.store import Claimed
+from awa_proto.store import Claimed, Demand
 from awa_proto.worker.config import Liveness
 from awa_proto.worker.events import Lane
-from tests.fleet.members import Gate, Member
+from tests.fleet.members import FLAVOURS, Gate, Member
 from tests.fleet.server import ask, until
 
 QUICK = Liveness(heartbeat_interval=0.1, stale_after=2.0, rescue_interval=0.2, deadline_interval=0.2)
@@ -211,3 +211,28 @@ def test_jobs_of_a_claim_whose_answer_was_cut_off_are_adopted_and_run_once(membe
     assert cutting.cut == 1
     assert sorted(ran) == [(id, 1) for id in ids]
     assert {member.call("get_job", id).state for id in ids} == {JobState.COMPLETED}
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_leader_that_knows_nothing_of_a_rescued_kind_says_so_in_its_health(database: str, flavour: str) -> None:
+    """Once for each kind, and not of one whose hooks it has."""
+    with Member(flavour, database) as member:
+        member.call("migrate")
+        store = member.client.operations._store
+        for kind in ("mine", "hooked", "theirs", "theirs", "others"):
+            member.call("insert", {"n": 1}, kind=kind, queue="q")
+        ring, _ = member.call("perform", store.survey(["q"]))
+        taken = member.call("perform", store.claim(999_999, ring, [Demand("q", 9)]))  # by somebody who is no more
+        member.handle("mine", lambda job: None)
+        member.client.on_event("hooked")(lambda event: None)
+        with member.worker({"idle": 1}, liveness=QUICK) as crew:
+            until(
+                lambda: crew.worker.health().counts.get("awa.rescue") == len(taken.attempts) == 5, "all to be rescued"
+            )
+            found = crew.worker.health()
+            assert found.upkeep.unknown_kinds == ("theirs", "others")
+            assert [problem for problem in found.problems if "does not know the kind" in problem] == [
+                f"it leads and does not know the kind {kind!r}: hooks and follow-ups of rescued jobs are not run"
+                for kind in ("theirs", "others")
+            ]
+            assert not found.is_healthy
