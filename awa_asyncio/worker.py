@@ -160,6 +160,13 @@ class Worker:
         """
         self._put(StopAsked(None if grace is None else seconds("grace", grace)))
 
+    def stop_at_once(self) -> None:
+        """Ask it to end at once, as a second signal does, and do not wait: handlers are told to end, and get a second.
+
+        What has ended is written if the database answers within two seconds. What is left is run again by others.
+        """
+        self._put(StopAsked(at_once=True))
+
     async def stopped(self) -> Stopped:
         """Wait until it has stopped, and say how. Raises what made it fail."""
         if not hasattr(self, "_task"):
@@ -378,6 +385,9 @@ class Worker:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._silent.wait(), PATIENCE)
         await asyncio.gather(*(lane.close() for lane in self._lanes.values()), return_exceptions=True)
+        for task in jobs:
+            if not task.done():
+                _leave_behind(task)
 
     async def _until_done(self) -> asyncio.CancelledError | None:
         """Wait for the end of the loop, whatever happens. A cancellation meanwhile cuts the grace, and is returned."""
@@ -395,3 +405,9 @@ class Worker:
             raise self._failure
         assert self._stopped is not None
         return self._stopped
+
+
+def _leave_behind(task: asyncio.Task[None]) -> None:
+    """Let asyncio.run end without this task, which ignores its cancellation: it would wait for it for ever."""
+    asyncio._unregister_task(task)  # noqa: SLF001  documented, for whoever extends asyncio
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  it was said already

@@ -167,6 +167,13 @@ class Worker:
         """
         self._inbox.put(StopAsked(None if grace is None else seconds("grace", grace)))
 
+    def stop_at_once(self) -> None:
+        """Ask it to end at once, as a second signal does, and do not wait: handlers are told to end, and get a second.
+
+        What has ended is written if the database answers within two seconds. What is left is run again by others.
+        """
+        self._inbox.put(StopAsked(at_once=True))
+
     def stopped(self) -> Stopped:
         """Wait until it has stopped, and say how. Raises what made it fail."""
         if not hasattr(self, "_context"):

@@ -104,10 +104,12 @@ class ListenOpened:
 class StopAsked:
     """Stop: no new claims, running jobs get `grace` seconds. A second one, with less grace, shortens it.
 
-    grace: None for what is configured, unless a stop is under way already, which then goes on as it is.
+    grace: None for what is configured, unless a stop is under way already, which then goes on as it is. at_once: no grace,
+    and no stage of the stop, the present one included, waits longer than a moment.
     """
 
     grace: float | None = None
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +221,20 @@ class Ping:
 class Stopped:
     """The machine has come to rest and takes no more input.
 
-    clean: no handler runs, nothing is unwritten. left_running: ids of attempts whose handlers did not end.
+    clean: no handler runs, nothing is unwritten. left_running: ids of attempts whose handlers did not end. signal: the number
+    of the second signal, which ended it at once.
     """
 
     clean: bool
     left_running: tuple[int, ...] = ()
+    signal: int | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """What a process that was this worker exits with: 0; 1 when something was left; 128 + a second signal's number."""
+        if self.signal is not None:
+            return 128 + self.signal
+        return 0 if self.clean else 1
 
 
 @dataclass(frozen=True, slots=True)

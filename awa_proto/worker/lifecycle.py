@@ -1,18 +1,18 @@
 """The life of a worker, in phases. Everything that moves it from one to the next is in this file.
 
-phase      | ends when                                                    | next       | at the latest after
+phase      | ends when                                                    | next       | at the latest after (at once)
 -----------|--------------------------------------------------------------|------------|--------------------
 NEW        | start                                                        | STARTING   |
 STARTING   | registered; failures are tried again (0.1 s doubling to 10 s)| RUNNING    |
 RUNNING    | StopAsked: no new claims, buffered jobs go back              | DRAINING   |
-DRAINING   | no handler runs                                              | WRITING    | grace: CANCELLING
-CANCELLING | no handler runs; those that end now are released             | WRITING    | 5 s: WRITING, those are left
-WRITING    | nothing is unwritten, no claim is under way                  | LEAVING    | 10 s: LEAVING, not clean
-LEAVING    | unregistered, or that failed; and nothing is unwritten (again)| STOPPED    | 2 s
+DRAINING   | no handler runs                                              | WRITING    | grace (0 s): CANCELLING
+CANCELLING | no handler runs; those that end now are released             | WRITING    | 5 s (1 s): WRITING, those are left
+WRITING    | nothing is unwritten, no claim is under way                  | LEAVING    | 10 s (2 s): LEAVING, not clean
+LEAVING    | unregistered, or that failed; and nothing is unwritten (again)| STOPPED    | 2 s (1 s)
 STOPPED    | never; every input is ignored                                |            |
 
 StopAsked before RUNNING goes to LEAVING (or STOPPED when nothing is registered). A second StopAsked may shorten the
-grace while DRAINING, unless it names none; later ones change nothing.
+grace while DRAINING, unless it names none; later ones change nothing, but for one that asks for an end at once.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from awa_proto.worker.timers import Timer
 AFTER_CANCELLING: Final = 5.0
 FOR_WRITING: Final = 10.0
 FOR_LEAVING: Final = 2.0
+AT_ONCE: Final = {AFTER_CANCELLING: 1.0, FOR_WRITING: 2.0, FOR_LEAVING: 1.0}
+"""Seconds instead of these, for one that was asked to end at once."""
 
 
 class Phase(StrEnum):
@@ -57,8 +59,8 @@ class Lifecycle:
     """Registers, and stops in stages. instance: the number registration gave, None before."""
 
     __slots__ = (
-        "_backoff", "_context", "_dispatcher", "_finalizer", "_has_left", "_living", "_on_close", "_on_open", "_on_stopped",
-        "_out", "_running", "_was_cut_short", "instance", "phase",
+        "_at_once", "_backoff", "_context", "_dispatcher", "_finalizer", "_has_left", "_living", "_on_close", "_on_open",
+        "_on_stopped", "_out", "_running", "_was_cut_short", "instance", "phase",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +88,7 @@ class Lifecycle:
         self._backoff = Backoff(0.1, 10.0, context.random)
         self._was_cut_short = False
         self._has_left = False
+        self._at_once = False
         self.instance: int | None = None
         self.phase = Phase.NEW
 
@@ -140,9 +143,11 @@ class Lifecycle:
 
     # the stop
 
-    def stop(self, asked: float | None, now: float) -> None:
+    def stop(self, asked: float | None, now: float, *, at_once: bool = False) -> None:
         """StopAsked."""
         timers = self._context.timers
+        if at_once:
+            asked, self._at_once = 0.0, True
         grace = self._context.config.grace if asked is None else asked
         match self.phase:
             case Phase.NEW:
@@ -151,7 +156,7 @@ class Lifecycle:
                 timers.cancel(Timer.REGISTER)
                 if self._context.lanes.is_busy(Lane.MAINTENANCE):
                     self.phase = Phase.LEAVING
-                    timers.set(Timer.STOP, now + FOR_LEAVING)
+                    self._end_by(now, FOR_LEAVING)
                 else:
                     self._stopped()
             case Phase.RUNNING:
@@ -163,7 +168,12 @@ class Lifecycle:
                 set_to = timers.at(Timer.STOP)
                 if asked is not None and set_to is not None and now + grace < set_to:
                     timers.set(Timer.STOP, now + grace)
-            case Phase.CANCELLING | Phase.WRITING | Phase.LEAVING | Phase.STOPPED:
+            case Phase.CANCELLING | Phase.WRITING | Phase.LEAVING:
+                stage = {Phase.CANCELLING: AFTER_CANCELLING, Phase.WRITING: FOR_WRITING}.get(self.phase, FOR_LEAVING)
+                set_to = timers.at(Timer.STOP)
+                if at_once and set_to is not None:
+                    timers.set(Timer.STOP, min(set_to, now + AT_ONCE[stage]))
+            case Phase.STOPPED:
                 pass
 
     def settle(self, now: float) -> None:
@@ -180,7 +190,7 @@ class Lifecycle:
         match self.phase:
             case Phase.DRAINING:
                 self.phase = Phase.CANCELLING
-                self._context.timers.set(Timer.STOP, now + AFTER_CANCELLING)
+                self._end_by(now, AFTER_CANCELLING)
                 self._running.release_from_now_on()
                 self._out.extend(CancelJob(attempt, Reason.SHUTDOWN) for attempt in self._running.attempts)
             case Phase.CANCELLING:
@@ -201,15 +211,19 @@ class Lifecycle:
             case Phase.NEW | Phase.STARTING | Phase.RUNNING | Phase.STOPPED:
                 pass
 
+    def _end_by(self, now: float, seconds: float) -> None:
+        """This phase lasts at most so long."""
+        self._context.timers.set(Timer.STOP, now + (AT_ONCE[seconds] if self._at_once else seconds))
+
     def _write(self, now: float) -> None:
         self.phase = Phase.WRITING
-        self._context.timers.set(Timer.STOP, now + FOR_WRITING)
+        self._end_by(now, FOR_WRITING)
 
     def _leave(self, now: float) -> None:
         self.phase = Phase.LEAVING
         self._living.has_left = True
         self._context.timers.cancel(Timer.FLUSH)
-        self._context.timers.set(Timer.STOP, now + FOR_LEAVING)
+        self._end_by(now, FOR_LEAVING)
         assert self.instance is not None
         self._unregister(self.instance)
 

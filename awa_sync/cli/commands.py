@@ -84,9 +84,10 @@ def worker(
     grace: Annotated[float, typer.Option(help="Seconds running handlers get at a stop.")] = 30.0,
     log_level: Annotated[str, typer.Option(help="Of the logger awa, unless your module sets up logging.")] = "INFO",
 ) -> None:
-    """Run a worker until SIGTERM or SIGINT; a second one does not wait for running handlers.
+    """Run a worker until SIGTERM or SIGINT; a second one ends it at once.
 
-    The client may be of any of the three packages. The exit code is 1 when handlers or results were left behind.
+    The client may be of any of the three packages. The exit code is 0 when it stopped, 1 when handlers or results were left
+    behind, 143 after a second SIGTERM and 130 after a second SIGINT.
     """
     from awa_sync.cli.target import has_database, load, queues, run
 
@@ -99,11 +100,14 @@ def worker(
     if has_database(client):
         stopped = run(client, wanted, grace)
     else:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the server is to be stopped
         with use_database(None) as running:
             os.environ["AWA_DATABASE_URL"] = running.dsn  # where a client without a DSN looks when it first needs one
             stopped = run(client, wanted, grace)
     if not stopped.clean:
-        fail(left_behind(stopped), code=1)
+        fail(left_behind(stopped), code=stopped.exit_code)
+    if stopped.exit_code:
+        raise typer.Exit(stopped.exit_code)
 
 
 def _level(given: str) -> int:

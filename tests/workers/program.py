@@ -68,7 +68,7 @@ def main() -> None:
                 import awa_asyncio.worker
 
                 async def on_asyncio() -> Any:
-                    return await awa_asyncio.running.run(make(awa_asyncio.worker))
+                    return await awa_asyncio.running.run(make(awa_asyncio.worker), config.grace)
 
                 stopped = asyncio.run(on_asyncio())
             case "trio":
@@ -78,14 +78,14 @@ def main() -> None:
                 import awa_trio.worker
 
                 async def on_trio() -> Any:
-                    return await awa_trio.running.run(make(awa_trio.worker))
+                    return await awa_trio.running.run(make(awa_trio.worker), config.grace)
 
                 stopped = trio.run(on_trio)
             case _:
                 import awa_sync.running
                 import awa_sync.worker
 
-                stopped = awa_sync.running.run(make(awa_sync.worker))
+                stopped = awa_sync.running.run(make(awa_sync.worker), config.grace)
     except ConfigurationError as error:
         say(f"refused: {error}")
         return
