@@ -8,11 +8,10 @@ database is $AWA_DATABASE_URL.
 import http.client
 import json
 import secrets
-import socket
 import threading
 import time
 from dataclasses import dataclass
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import awa_sync as awa
 from awa_sync.web import callbacks_app, sign
@@ -92,19 +91,20 @@ with client:
         worker.drained()
     ((id, amount),) = provider
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server: list[WSGIServer] = []
+    server = WSGIServer(("127.0.0.1", 0), Quiet, bind_and_activate=False)
+    server.set_app(callbacks_app(client, SECRET))
+    server.server_bind()
+    port = server.server_port
 
     def start() -> None:
-        server.append(make_server("127.0.0.1", port, callbacks_app(client, SECRET), handler_class=Quiet))
-        server[0].serve_forever()
+        server.server_activate()
+        server.serve_forever()
 
     receiving = threading.Timer(0.2, start)  # late, as after a restart
     receiving.start()
     print("seen:", deliver(port, id, {"type": "order.seen"}), state_of(job.id))
     print("paid:", deliver(port, id, {"type": "payment.paid", "amount": amount}), state_of(job.id))
     print("paid, once more:", deliver(port, id, {"type": "payment.paid", "amount": amount}), state_of(job.id))
-    server[0].shutdown()
+    server.shutdown()
     receiving.join()
-    server[0].server_close()
+    server.server_close()

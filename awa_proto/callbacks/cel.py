@@ -129,8 +129,6 @@ def as_payload(value: Any) -> Any:
         raise ValidationError(
             _VARIABLE, f"has {size} bytes of JSON; expressions are evaluated over {MAX_PAYLOAD_BYTES}"
         )
-    if "\\u0000" in text:  # an escaped backslash before u0000 is refused as well
-        raise ValidationError(_VARIABLE, "contains a NUL character")
     return _visible(json.loads(text), MAX_PAYLOAD_DEPTH)
 
 
@@ -141,8 +139,10 @@ def _visible(value: Any, depth: int) -> Any:
         case dict() | list() if len(value) > MAX_PAYLOAD_ENTRIES:
             limit = f"expressions are evaluated over {MAX_PAYLOAD_ENTRIES}"
             raise ValidationError(_VARIABLE, f"has {len(value)} entries in one list or object; {limit}")
+        case str() if "\0" in value:  # where the library takes a text to end
+            raise ValidationError(_VARIABLE, "contains a NUL character")
         case dict():
-            return {key: _visible(item, depth - 1) for key, item in value.items()}
+            return {_visible(key, depth): _visible(item, depth - 1) for key, item in value.items()}
         case list():
             return [_visible(item, depth - 1) for item in value]
         case int() if not _INTEGERS[0] <= value <= _INTEGERS[1]:

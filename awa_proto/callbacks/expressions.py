@@ -99,7 +99,7 @@ def _condition(found: dict[str, Expression], field: str, seen: Any) -> bool | No
     try:
         return expression.holds(seen)
     except EvaluationError as error:
-        _log.warning("%s of a callback counts as not there, since it gives an error: %s", field, error)
+        _log.warning("%s of a callback counts as not there, since it gives an error: %r", field, str(error))
         return None
 
 
@@ -110,5 +110,5 @@ def _transformed(found: dict[str, Expression], seen: Any, payload: Any) -> Any:
     try:
         return expression.gives(seen)
     except EvaluationError as error:
-        _log.warning("the payload of a callback stays as it is, since transform gives an error: %s", error)
+        _log.warning("the payload of a callback stays as it is, since transform gives an error: %r", str(error))
         return payload

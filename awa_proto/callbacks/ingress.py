@@ -350,7 +350,7 @@ def _unread(answer: Answer) -> Answer:
     return Answer(answer.status, answer.body, answer.headers, ends_connection=True)
 
 
-_UNSIGNED: Final = refusal(401, f"a valid {HEADER} is needed")
+_UNSIGNED: Final = refusal(401, f"a valid {HEADER} is needed", ("WWW-Authenticate", HEADER))
 
 
 def _checked_prefix(prefix: object) -> str:

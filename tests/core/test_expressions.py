@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import pytest
@@ -305,15 +306,34 @@ for _ in range(100_000):
         ({"a": {1, 2}}, "is no JSON"),
         ("\ud800", "is no JSON"),
         (["a\0b"], "NUL character"),
+        ({"a\0b": 1}, "NUL character"),
         (10**400, "64 bits"),
         (10**5000, "is no JSON"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_a_payload_that_is_too_large_to_be_judged_is_refused_whatever_the_rules_say(payload: Any, why: str) -> None:
     stored = compile_expressions(filter="true")
     with pytest.raises(ValidationError, match=f"payload: .*{why}"):
         resolve(stored, payload, "complete")
+
+
+def test_a_backslash_before_u0000_is_no_nul_character() -> None:
+    assert given_by("payload.size() == 6 && payload == r'\\u0000'", "\\u0000") is True
+
+
+def test_what_a_payload_says_breaks_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    stored = compile_expressions(filter="payload[payload.key]")
+    resolve(stored, {"key": "x\n\x1b[31mCRITICAL all is lost"}, "ignore")
+    (record,) = caplog.records
+    assert record.getMessage().isprintable()
+
+
+def test_one_expression_is_evaluated_in_many_threads_at_once() -> None:
+    stored = compile_expressions(on_complete="payload.items.map(i, i).all(i, i == payload.of)")
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(lambda n: resolve(stored, {"items": [n] * 100, "of": n % 7}, "ignore").action, range(400))
+    assert list(found) == ["complete" if n < 7 else "ignore" for n in range(400)]
 
 
 def test_without_expressions_a_payload_may_be_of_any_size() -> None:

@@ -179,6 +179,7 @@ def test_what_is_no_good_request_is_refused_in_json_and_nothing_is_called(take: 
     got = take(calls, request)
     assert got.status == status
     assert list(got.said) == ["error"]
+    assert ("www-authenticate" in got.headers) == (status == 401)
     assert calls.asked == []
 
 
