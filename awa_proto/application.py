@@ -190,7 +190,7 @@ class Application:
             workers,
             calls.tally.total(HOOKS_DROPPED),
             counted(calls.tally),
-            problems_of_client(database, store, workers, latest()),
+            problems_of_client(database, store, workers, latest(), self.operations.unknown_kinds),
         )
 
 

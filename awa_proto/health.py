@@ -236,9 +236,16 @@ def problems_of_worker(
 
 
 def problems_of_client(
-    database: DatabaseHealth, store: StoreHealth | None, workers: Iterable[WorkerHealth], wanted: int
+    database: DatabaseHealth,
+    store: StoreHealth | None,
+    workers: Iterable[WorkerHealth],
+    wanted: int,
+    unknown_kinds: Iterable[str] = (),
 ) -> tuple[str, ...]:
-    """What is wrong, in words: with the database, then with the workers of the process. wanted: version of the schema."""
+    """What is wrong, in words: with the database, the workers of the process, and what callbacks ended here.
+
+    wanted: version of the schema. unknown_kinds: those of jobs that were ended by callbacks and that the client does not know.
+    """
     found: list[str] = []
     if not database.connected or store is None:
         found.append(_away(database))
@@ -249,6 +256,10 @@ def problems_of_client(
             said = f"worker {worker.instance}: {problem}" if worker.instance is not None else problem
             if said not in found:
                 found.append(said)
+    found += [
+        f"callbacks ended jobs of the kind {kind!r}, which this client does not know: hooks and follow-ups of it are not run"
+        for kind in unknown_kinds
+    ]
     return tuple(found)
 
 

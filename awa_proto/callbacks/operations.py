@@ -39,6 +39,7 @@ from awa_proto.plan import Op, Plan
 from awa_proto.store import Callback, Called, Ended, NewJob, Store, Verdict, Waits
 from awa_proto.worker.happened import event_of, job_after
 from awa_proto.worker.report import about
+from awa_proto.worker.rescue import MOST_UNKNOWN
 from awa_proto.worker.tally import Tally
 
 _log = logging.getLogger("awa")
@@ -289,6 +290,11 @@ class CallbackOperations(Generic[C]):
             _busy(wanted.id)
 
         return _telling("resolve_callback", attempt).on(using)
+
+    @property
+    def unknown_kinds(self) -> tuple[str, ...]:
+        """Kinds of jobs that were ended here, of which the client does not know what else is registered for them."""
+        return tuple(sorted(self._unknown.copy())[:MOST_UNKNOWN])
 
     # inside
 

@@ -109,6 +109,22 @@ def test_without_the_library_expressions_change_nothing_and_are_said_to_be_not_p
         assert row(client, job).state is JobState.WAITING_EXTERNAL
 
 
+def test_the_health_of_a_client_says_of_which_kinds_it_ended_jobs_and_knows_nothing(database: str) -> None:
+    with awa_sync.Client(database) as client:
+        client.migrate()
+        app = wsgi_app(client, SECRET)
+
+        @client.task(kind="known")
+        def known(_: object) -> None: ...
+
+        for kind in ("known", "pay"):
+            _, id = parked(client, kind=kind)
+            assert through_wsgi(app, request(id, "complete")).status == 200
+        said = [problem for problem in client.health().problems if "callbacks" in problem]
+    assert len(said) == 1
+    assert said[0].startswith("callbacks ended jobs of the kind 'pay', which this client does not know")
+
+
 def test_a_database_that_is_away_is_503_and_nothing_of_it_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
