@@ -58,6 +58,7 @@ from awa_proto.worker.events import (
     StartJob,
     StopAsked,
     Stopped,
+    WaitOver,
 )
 from awa_proto.worker.heartbeat import Heartbeat
 from awa_proto.worker.report import about
@@ -241,6 +242,10 @@ class Worker:
         if self._waiter is not None:
             self._wake()
 
+    def _put_from_thread(self, event: Event) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._event_loop.call_soon_threadsafe(self._put, event)
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -257,6 +262,9 @@ class Worker:
                 task.add_done_callback(self._ops.discard)
             case CancelJob():
                 self._cancel(output)
+            case WaitOver(attempt=attempt, result=result):
+                if (running := self._running.get((attempt.id, attempt.run_lease))) is not None:
+                    running[0].wait_over(result)
             case Emit():
                 tell(output)
             case Happened(events=events):
@@ -274,6 +282,7 @@ class Worker:
     def _start(self, start: StartJob) -> None:
         job = self._new_job(start)
         fence = (start.attempt.id, start.attempt.run_lease)
+        job.carry(self._put if start.task.is_async else self._put_from_thread)
         if start.task.is_async:
             self._running[fence] = job, self._event_loop.create_task(self._run_job(start, job, fence), name="awa job")
         else:

@@ -27,6 +27,7 @@ from awa_proto.errors import (
     UniqueConflict,
     UnknownJobKind,
     ValidationError,
+    WaitCancelled,
 )
 from awa_proto.events import JobEvent, RescueReason
 from awa_proto.followup import FollowUpError
@@ -84,6 +85,7 @@ __all__ = [
     "UniqueOpts",
     "UnknownJobKind",
     "ValidationError",
+    "WaitCancelled",
     "WaitForCallback",
     "WorkerHealth",
     "events",

@@ -72,6 +72,10 @@ class AttemptEnded(AwaError):
         self.id = id
 
 
+class WaitCancelled(AwaError):
+    """The handler waited for a callback when its job was cancelled, its deadline passed, or its worker stopped."""
+
+
 class TerminalError(AwaError):
     """Raise it (or a subclass) in a handler to fail the job for good, whatever attempts are left."""
 

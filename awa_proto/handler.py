@@ -6,25 +6,34 @@ One is made for every attempt, so it holds what the claim brought and decodes th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from typing_extensions import Unpack, override
 
 from awa_proto import extra
 from awa_proto.args import JobArgs
 from awa_proto.callbacks.expressions import compile_expressions
+from awa_proto.callbacks.operations import callback_id
 from awa_proto.callbacks.token import CallbackToken
 from awa_proto.error_text import describe
-from awa_proto.errors import AttemptEnded, OutputError, StagingError
+from awa_proto.errors import (
+    AttemptEnded,
+    CallbackNotFound,
+    ConfigurationError,
+    OutputError,
+    StagingError,
+    ValidationError,
+    WaitCancelled,
+)
 from awa_proto.intake import requested
 from awa_proto.operations import Operations
 from awa_proto.options import EnqueueRequest, InsertOpts
 from awa_proto.outcome import Seconds, seconds
 from awa_proto.plan import Op, Plan
 from awa_proto.recording import Recording
-from awa_proto.worker.events import Reason, StartJob
+from awa_proto.worker.events import Reason, StartJob, WaitAsked, WaitLeft
 
 
 class HasOperations(Protocol):
@@ -36,6 +45,8 @@ class HasOperations(Protocol):
         ...
 
 
+WaitEnd: TypeAlias = Reason | str | None
+"""How a wait ended: why the handler is to stop; else JSON text, or None when it was in vain."""
 A_co = TypeVar("A_co", covariant=True)
 C_co = TypeVar("C_co", covariant=True)
 
@@ -46,7 +57,7 @@ class JobBase(Generic[A_co, C_co]):
     Made by a worker, of what it starts and the client whose handler it is.
     """
 
-    __slots__ = ("_attempt", "_cancelled", "_client", "_extra", "_is_sealed", "_start")
+    __slots__ = ("_attempt", "_cancelled", "_carry", "_client", "_extra", "_is_sealed", "_start", "_told")
 
     def __init__(self, start: StartJob, client: C_co) -> None:
         self._start = start
@@ -55,6 +66,8 @@ class JobBase(Generic[A_co, C_co]):
         self._cancelled: Reason | None = None
         self._extra: dict[str, Any] | None = None
         self._is_sealed = False
+        self._carry: Callable[[WaitAsked | WaitLeft], object] | None = None
+        self._told: Callable[[WaitEnd], object] | None = None
 
     @property
     def args(self) -> A_co:
@@ -257,6 +270,53 @@ class JobBase(Generic[A_co, C_co]):
     def mark_cancelled(self, reason: Reason) -> None:
         """Let `is_cancelled()` be true from now on. Called by the worker; any thread may."""
         self._cancelled = reason
+        self.wait_over(reason)
+
+    # what the packages make of `wait_for_callback`
+
+    def carry(self, put: Callable[[WaitAsked | WaitLeft], object]) -> None:
+        """Let its worker be told what it waits for. Called by the worker."""
+        self._carry = put
+
+    def begin_wait(self, token: CallbackToken | str, told: Callable[[WaitEnd], object]) -> WaitAsked:
+        """Wait for a callback: `told` is called with how that ended, from any thread.
+
+        Raises ConfigurationError where there is no worker, ValidationError when the handler waits already, AttemptEnded or
+        WaitCancelled when there is nothing to wait for any more.
+        """
+        asked = WaitAsked(self._attempt, callback_id(token))
+        if self._carry is None:
+            raise ConfigurationError("wait_for_callback needs a worker, which is woken when the callback comes")
+        if self._is_sealed:
+            raise AttemptEnded(self.id)
+        if self._told is not None:
+            raise ValidationError("token", "the handler waits for a callback already")
+        self._told = told
+        if self._cancelled is not None:
+            self._told = None
+            raise WaitCancelled(f"job {self.id}: {self._cancelled}")
+        self._carry(asked)
+        return asked
+
+    def wait_over(self, end: WaitEnd) -> None:
+        """The handler goes on. Called by the worker."""
+        told, self._told = self._told, None
+        if told is not None:
+            told(end)
+
+    def end_wait(self, asked: WaitAsked) -> None:
+        """The handler does not wait any more, for whatever reason."""
+        left, self._told = self._told, None
+        if left is not None and self._carry is not None:
+            self._carry(WaitLeft(asked.attempt, asked.callback_id))
+
+    def waited(self, asked: WaitAsked, end: WaitEnd) -> Any:
+        """What the callback came with, as JSON says it. Raises CallbackNotFound or WaitCancelled."""
+        if isinstance(end, Reason):
+            raise WaitCancelled(f"job {self.id}: {end}")
+        if end is None:
+            raise CallbackNotFound(asked.callback_id)
+        return json.loads(end)
 
     @property
     def is_sealed(self) -> bool:

@@ -59,6 +59,7 @@ from awa_proto.worker.events import (
     StartJob,
     StopAsked,
     Stopped,
+    WaitOver,
     Woken,
 )
 from awa_proto.worker.heartbeat import Heartbeat
@@ -260,15 +261,15 @@ class Worker:
         match output:
             case StartJob(attempt=attempt):
                 job = self._new_job(output)
+                job.carry(self._inbox.put)
                 self._running[attempt.id, attempt.run_lease] = job
                 self._threads.start((output, job))
             case RunOp(lane=lane):
                 if lane not in self._lanes:
                     self._lanes[lane] = self._open(lane)
                 self._lanes[lane].runs.put(output)
-            case CancelJob(attempt=attempt, reason=reason):
-                if (running := self._running.get((attempt.id, attempt.run_lease))) is not None:
-                    running.mark_cancelled(reason)
+            case CancelJob() | WaitOver():
+                self._reach(output)
             case Emit():
                 tell(output)
             case Happened(events=events):
@@ -282,6 +283,15 @@ class Worker:
                 self._stopped = output
             case _:
                 assert_never(output)
+
+    def _reach(self, output: CancelJob | WaitOver) -> None:
+        """Say it to the handler, unless that has ended meanwhile."""
+        running = self._running.get((output.attempt.id, output.attempt.run_lease))
+        if running is not None:
+            if isinstance(output, CancelJob):
+                running.mark_cancelled(output.reason)
+            else:
+                running.wait_over(output.result)
 
     def _run_job(self, item: tuple[StartJob, RunningJob]) -> None:
         """A handler, in a thread of the pool."""

@@ -16,6 +16,7 @@ the worker stops gracefully and raises it to whoever entered it. A thread cannot
 If the loop itself fails, all handlers are cancelled, the body of the `async with` too, and the error leaves it.
 """
 
+import contextlib
 import contextvars
 import functools
 import logging
@@ -65,6 +66,7 @@ from awa_proto.worker.events import (
     StartJob,
     StopAsked,
     Stopped,
+    WaitOver,
 )
 from awa_proto.worker.heartbeat import Heartbeat
 from awa_proto.worker.report import about
@@ -263,6 +265,10 @@ class Worker:
         if self._bell is not None:
             self._bell.set()
 
+    def _put_from_thread(self, event: Event) -> None:
+        with contextlib.suppress(trio.RunFinishedError):  # nobody waits
+            self._token.run_sync_soon(self._put, event)
+
     # what the machine says
 
     def _perform(self, output: Output) -> None:
@@ -274,6 +280,9 @@ class Worker:
                 self._nursery.start_soon(self._run_op, output)
             case CancelJob():
                 self._cancel(output)
+            case WaitOver(attempt=attempt, result=result):
+                if (running := self._running.get((attempt.id, attempt.run_lease))) is not None:
+                    running[0].wait_over(result)
             case Emit():
                 tell(output)
             case Happened(events=events):
@@ -291,6 +300,7 @@ class Worker:
     def _start(self, start: StartJob) -> None:
         job = self._new_job(start)
         fence = (start.attempt.id, start.attempt.run_lease)
+        job.carry(self._put if start.task.is_async else self._put_from_thread)
         if start.task.is_async:
             scope = trio.CancelScope()
             self._running[fence] = job, scope

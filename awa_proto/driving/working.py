@@ -11,7 +11,17 @@ from awa_proto.errors import DatabaseError
 from awa_proto.events import AnyEvent
 from awa_proto.outcome import Returned
 from awa_proto.plan import Op
-from awa_proto.worker.events import Emit, Event, Lane, ListenLost, ListenOpened, Reason, Woken
+from awa_proto.worker.events import (
+    Emit,
+    Event,
+    Lane,
+    ListenLost,
+    ListenOpened,
+    Reason,
+    WaitAsked,
+    WaitLeft,
+    Woken,
+)
 
 T = TypeVar("T")
 L_co = TypeVar("L_co", covariant=True)
@@ -34,6 +44,14 @@ class RunningJob(Protocol):
     @property
     def cancel_reason(self) -> Reason | None:
         """What `mark_cancelled` said, if it was called."""
+        ...
+
+    def carry(self, put: Callable[[WaitAsked | WaitLeft], object]) -> None:
+        """What its handler says of what it waits for goes there; it comes from the handler's own thread or task."""
+        ...
+
+    def wait_over(self, end: Reason | str | None) -> None:
+        """Let its handler go on that waits."""
         ...
 
     def seal(self) -> None:

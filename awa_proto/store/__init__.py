@@ -529,6 +529,10 @@ class Store(Protocol):
         """Say that handlers wait, and ask whether what they wait for has come. In the order given, any number of times."""
         ...
 
+    def leave(self, waits: Sequence[Wait]) -> Op[None]:
+        """Say that handlers wait no more; their callbacks stay."""
+        ...
+
     def tell_ended(self, attempts: Sequence[Attempt]) -> Op[None]:
         """Tell whoever still runs these attempts that somebody else has ended them."""
         ...

@@ -622,10 +622,8 @@ class MemoryStore:
             return False
         job = self._tables.jobs[callback.attempt.id]
         assert job.callback is not None
-        if job.callback.waits_since is not None:
-            waited = self._clock() - job.callback.waits_since
-            job.deadline_at = None if job.deadline_at is None else job.deadline_at + waited
-        job.callback.waits, job.callback.waits_since, job.callback.result = Waits.RESUMED, None, result
+        self._waited(job)
+        job.callback.waits, job.callback.result = Waits.RESUMED, result
         self._tell(f"^{job.id}:{job.run_lease}")
         return True
 
@@ -652,6 +650,27 @@ class MemoryStore:
             return Waited(callback.waits is Waits.RESUMED, callback.result)
 
         return _op("wait", lambda: [look(*each) for each in waits], safe_to_retry=True)
+
+    def leave(self, waits: Sequence[Wait]) -> Op[None]:
+        """They wait no more."""
+
+        def act() -> None:
+            for attempt, id in waits:
+                job = self._tables.jobs.get(attempt.id)
+                if job is None or not self._is_callable(attempt, Called(id, (Waits.IN_HANDLER,))):
+                    continue
+                self._waited(job)
+                assert job.callback is not None
+                job.callback.waits = Waits.REGISTERED
+
+        return _op("leave", act, safe_to_retry=True)
+
+    def _waited(self, job: MemoryJob) -> None:
+        """Its deadline goes on."""
+        assert job.callback is not None
+        if job.callback.waits_since is not None and job.deadline_at is not None:
+            job.deadline_at += self._clock() - job.callback.waits_since
+        job.callback.waits_since = None
 
     def _is_callable(self, attempt: Attempt, called: Called) -> bool:
         """Whether a callback still is as it was found."""

@@ -8,13 +8,15 @@ with the same conversions, limits and errors, because it is one; only its attemp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol, TypeVar
+from uuid import UUID
 
 from typing_extensions import override
 
 from awa_proto import extra as extras
 from awa_proto.args import build, decoder, to_object
+from awa_proto.callbacks.token import CallbackToken
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.extra import compact
 from awa_proto.handler import JobBase
@@ -25,9 +27,10 @@ from awa_proto.options import EnqueueRequest, InsertOpts, instant, whole
 from awa_proto.plan import Op, Plan
 from awa_proto.recording import Recording
 from awa_proto.registry import Registry
+from awa_proto.store import Registered
 from awa_proto.store.memory import MemoryStore
 from awa_proto.task import Task
-from awa_proto.worker.events import Reason, StartJob
+from awa_proto.worker.events import Reason, StartJob, WaitAsked, WaitLeft
 
 A_co = TypeVar("A_co", covariant=True)
 C_co = TypeVar("C_co", covariant=True)
@@ -102,11 +105,12 @@ def no_database() -> ConfigurationError:
 class _Operations(Operations[Any]):
     """Those over a store that no row stands in for the attempt, so that what it flushes is kept here.
 
-    flushed: the progress at each time. is_cancelled: whether the attempt was.
+    flushed: the progress at each time. is_cancelled: whether the attempt was. callbacks: those that were registered.
     """
 
     flushed: tuple[Mapping[str, Any], ...] = ()
     is_cancelled = False
+    callbacks: tuple[Registered, ...] = ()
 
     @override
     def flush_progress(self, attempt: Attempt, recording: Recording | None) -> Op[bool]:
@@ -118,6 +122,19 @@ class _Operations(Operations[Any]):
             return not self.is_cancelled
 
         return Op("record_progress", plan)
+
+    @override
+    def register_callback(self, attempt: Attempt, timeout: float, expressions: str | None) -> Op[Registered | None]:
+        def plan() -> Plan[Registered | None]:
+            yield from ()
+            if self.is_cancelled:
+                return None
+            id = UUID(int=len(self.callbacks) + 1, version=4)
+            registered = Registered(str(id), _now() + timedelta(seconds=timeout))
+            self.callbacks = (*self.callbacks, registered)
+            return registered
+
+        return Op("register_callback", plan)
 
 
 class HandlerJobBase(JobBase[A_co, C_co]):
@@ -134,6 +151,8 @@ class HandlerJobBase(JobBase[A_co, C_co]):
         attempt, task, decoded = _claimed(args, known, fields)
         super().__init__(StartJob(attempt, task, decoded), client)
         self._memory = memory
+        self._delivered: list[str] = []
+        self.carry(self._waits)
 
     @property
     def staged(self) -> list[EnqueueRequest]:
@@ -150,6 +169,22 @@ class HandlerJobBase(JobBase[A_co, C_co]):
     def flushed(self) -> list[Mapping[str, Any]]:
         """The progress as it was at each `flush_progress`. Raises ConfigurationError when the test gave the client."""
         return list(self._kept().operations.flushed)
+
+    @property
+    def callbacks(self) -> list[CallbackToken]:
+        """The callbacks that were registered, oldest first. Raises ConfigurationError when the test gave the client."""
+        return [CallbackToken(registered.id) for registered in self._kept().operations.callbacks]
+
+    def deliver(self, *payloads: object) -> None:
+        """Let `wait_for_callback` return these, one after the other. Without any left it raises ConfigurationError."""
+        self._delivered += [compact(to_object("payload", {"payload": each})[1]["payload"]) for each in payloads]
+
+    def _waits(self, event: WaitAsked | WaitLeft) -> None:
+        if isinstance(event, WaitAsked):
+            if not self._delivered:
+                self._told = None
+                raise ConfigurationError("nothing is there to wait for: let the test say job.deliver(payload) before")
+            self.wait_over(self._delivered.pop(0))
 
     def cancel(self) -> None:
         """Let the handler be asked to stop: `is_cancelled()` is true from now on."""

@@ -45,6 +45,7 @@ from awa_proto.worker.events import (
     StartJob,
     StopAsked,
     Stopped,
+    WaitOver,
     Woken,
 )
 from awa_proto.worker.worker import WorkerMachine
@@ -231,7 +232,7 @@ class Process:
                     self._run(output)
                 case CancelJob(attempt=attempt):
                     self._cancel(attempt)
-                case Emit():
+                case Emit() | WaitOver():
                     pass
                 case Happened(events=told):
                     self._world.accounts.heard(self.number, told)

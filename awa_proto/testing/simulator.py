@@ -41,6 +41,7 @@ from awa_proto.worker.events import (
     RunOp,
     StartJob,
     Stopped,
+    WaitOver,
 )
 
 T = TypeVar("T")
@@ -198,6 +199,8 @@ class Simulation:
                 line = ("start", attempt.id, attempt.run_lease)
             case CancelJob(attempt=attempt, reason=reason):
                 line = ("cancel", attempt.id, reason)
+            case WaitOver(attempt=attempt, result=result):
+                line = ("wait over", attempt.id, result)
             case Emit(key=key, fields=fields):
                 self.told[key] += 1
                 line = ("emit", key, fields)

@@ -69,6 +69,7 @@ from awa_proto.worker.events import (
     StartJob,
     StopAsked,
     Stopped,
+    WaitOver,
 )
 from awa_proto.worker.happened import job_after
 from awa_proto.worker.worker import WorkerMachine
@@ -250,7 +251,7 @@ class _Work:
                         _say(output)
                     case Stopped():
                         return (yield from self._result())
-                    case CancelJob() | Beat() | Drained():
+                    case CancelJob() | WaitOver() | Beat() | Drained():
                         pass
             if events:
                 machine.handle(events, self._time())

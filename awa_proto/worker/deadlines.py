@@ -46,6 +46,17 @@ class Deadlines:
             self._heap = [entry for entry in self._heap if entry[1] in self.attempts]
             heapq.heapify(self._heap)
 
+    def take(self, attempt: Attempt) -> float | None:
+        """When the deadline of an attempt is, which is thereby forgotten; None when it has none."""
+        fence = (attempt.id, attempt.run_lease)
+        if fence not in self.attempts:
+            return None
+        at = next(at for at, other in self._heap if other == fence)
+        self._heap = [entry for entry in self._heap if entry[1] != fence]
+        heapq.heapify(self._heap)
+        self.forget(attempt)
+        return at
+
     def take_due(self, now: float) -> list[Attempt]:
         """The attempts whose deadline is reached, which are thereby forgotten."""
         due: list[Attempt] = []

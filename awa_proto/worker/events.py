@@ -80,10 +80,19 @@ class Woken:
     @staticmethod
     def cancelled_attempt(payload: str) -> tuple[int, int] | None:
         """The attempt whose cancellation the payload reports: (id, run_lease); None for any other payload."""
-        number, colon, lease = payload[1:].partition(":")
-        if payload[:1] == "!" and colon and number.isdecimal() and lease.isdecimal():
-            return int(number), int(lease)
-        return None
+        return _fence("!", payload)
+
+    @staticmethod
+    def resumed_attempt(payload: str) -> tuple[int, int] | None:
+        """The attempt whose callback has come, as the payload `^id:run_lease` reports it; None for any other payload."""
+        return _fence("^", payload)
+
+
+def _fence(mark: str, payload: str) -> tuple[int, int] | None:
+    number, colon, lease = payload[1:].partition(":")
+    if payload[:1] == mark and colon and number.isdecimal() and lease.isdecimal():
+        return int(number), int(lease)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +132,32 @@ class DrainAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitAsked:
+    """A handler waits for its callback: a WaitOver follows, unless it ends, is cancelled, or leaves."""
+
+    attempt: Attempt
+    callback_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitLeft:
+    """It waits no more, whatever comes."""
+
+    attempt: Attempt
+    callback_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Pinged:
     """The heartbeat asks whether this machine is alive: to handle it is the answer. number: that of the `Ping`."""
 
     number: int
 
 
-Event: TypeAlias = "OpDone | OpFailed | JobEnded | Woken | ListenLost | ListenOpened | StopAsked | DrainAsked | Pinged"
+Waiting: TypeAlias = "WaitAsked | WaitLeft"
+Event: TypeAlias = (
+    "OpDone | OpFailed | JobEnded | Woken | ListenLost | ListenOpened | StopAsked | DrainAsked | Waiting | Pinged"
+)
 
 
 # outputs
@@ -171,6 +199,15 @@ class CancelJob:
 
     attempt: Attempt
     reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class WaitOver:
+    """Let the handler go on that waits. result: JSON text that its callback came with; None: it never will."""
+
+    attempt: Attempt
+    callback_id: str
+    result: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,4 +287,4 @@ class Drained:
     token: Any
 
 
-Output: TypeAlias = "RunOp | StartJob | CancelJob | Happened | Emit | Beat | Drained | Stopped"
+Output: TypeAlias = "RunOp | StartJob | CancelJob | WaitOver | Happened | Emit | Beat | Drained | Stopped"

@@ -58,6 +58,10 @@ class Running:
         """Attempts whose handlers run, also of those that have been ended."""
         return [attempt for attempt, _, _ in self._started.values()]
 
+    def runs(self, fence: Fence) -> bool:
+        """Whether a handler runs whose attempt has not been ended."""
+        return fence in self._started and fence not in self._ended
+
     def claimed(self, attempt: Attempt, queue: ServedQueue, now: float) -> None:
         """Note the deadline of an attempt that was just claimed: the database counts from there, so this does too."""
         seconds = limit(attempt, queue.config.deadline)

@@ -38,6 +38,8 @@ class Timer(IntEnum):
     """What the code says of itself is looked at again."""
     ADOPT = 12
     """It is asked what a claim took whose answer was lost."""
+    WAIT = 13
+    """It is asked whether callbacks have come that handlers wait for."""
 
 
 class Timers:

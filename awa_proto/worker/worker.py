@@ -16,6 +16,7 @@ component   | decides                                        | timers
 ------------|------------------------------------------------|-------------------
 lifecycle   | phases: registration, stages of the stop       | REGISTER, STOP
 dispatch    | claims and starts (served: how much, and when) | CLAIM, BUFFER
+waits       | handlers that wait for callbacks               | WAIT
 adopt       | what claims took whose answers were lost       | ADOPT
 running     | slots in use, one end per attempt              | DEADLINE
 finalize    | batches of results, sent until they are in     | FLUSH
@@ -74,6 +75,8 @@ from awa_proto.worker.events import (
     Output,
     Pinged,
     StopAsked,
+    WaitAsked,
+    WaitLeft,
     Woken,
 )
 from awa_proto.worker.finalize import Finalizer
@@ -91,6 +94,7 @@ from awa_proto.worker.survey import Surveyor
 from awa_proto.worker.tally import Tally
 from awa_proto.worker.timers import Timer, Timers
 from awa_proto.worker.upkeep import Upkeep
+from awa_proto.worker.waits import Waiter
 
 
 class WorkerMachine:
@@ -99,7 +103,7 @@ class WorkerMachine:
     __slots__ = (
         "_adopter", "_context", "_declarer", "_dispatcher", "_drain", "_finalizer", "_lanes", "_leader", "_lifecycle",
         "_listener", "_living", "_out", "_promoter", "_queues", "_report", "_rings", "_running", "_surveyor", "_tally",
-        "_timers", "_upkeep",
+        "_timers", "_upkeep", "_waiter",
     )  # fmt: skip
 
     def __init__(
@@ -145,6 +149,7 @@ class WorkerMachine:
         self._running = Running(self._finalizer, self._living.recordings)
         self._dispatcher = Dispatcher(self._context, self._out, tasks, self._queues, self._finalizer, self._running)
         self._adopter = Adopter(self._context, self._dispatcher, self._finalizer, self._running)
+        self._waiter = Waiter(self._context, self._out, self._running, self._dispatcher.watch_deadlines)
         self._surveyor = Surveyor(self._context, self._dispatcher)
         self._promoter = Promoter(self._context, self._dispatcher, self._finalizer, lambda: self._leader.leads)
         self._listener = Listener(self._context, self._queues)
@@ -173,6 +178,7 @@ class WorkerMachine:
             Timer.LEAD: self._leader.ask,
             Timer.DECLARE: self._declarer.look,
             Timer.UPKEEP: self._upkeep.tick,
+            Timer.WAIT: self._waiter.tick,
         }
 
     # what a driver calls
@@ -320,6 +326,10 @@ class WorkerMachine:
                 self._lifecycle.stop(grace, now, at_once=at_once)
             case DrainAsked(token=token):
                 self._drain.ask(token, now)
+            case WaitAsked():
+                self._waiter.ask(event, now)
+            case WaitLeft():
+                self._waiter.leave(event, now)
             case Pinged(number=number):
                 self._living.answered = number
             case JobEnded():
@@ -339,12 +349,16 @@ class WorkerMachine:
         elif (fence := Woken.cancelled_attempt(name)) is not None:
             self._dispatcher.cancelled(fence)
             return
+        elif (fence := Woken.resumed_attempt(name)) is not None:
+            self._waiter.woken(fence)
+            return
         self._surveyor.woken(name, now)
 
     def _settle(self, now: float) -> None:
         self._adopter.settle(now)
         self._dispatcher.settle(now)
         self._finalizer.settle(now)
+        self._waiter.settle(now)
         self._promoter.settle(now)
         self._surveyor.settle(now)
         self._listener.settle()

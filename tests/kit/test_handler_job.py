@@ -1,5 +1,6 @@
 """HandlerJob: what a handler gets in a unit test, in every package and for both kinds of handlers."""
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -227,3 +228,29 @@ def test_importing_a_package_brings_in_nothing_for_tests() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_callbacks_are_recorded_and_what_is_delivered_is_waited_for() -> None:
+    async def scenario() -> None:
+        job = awa_asyncio.testing.HandlerJob({"n": 1}, kind="k")
+        first = await job.register_callback(timeout=5)
+        second = await job.register_callback()
+        assert job.callbacks == [first, second]
+        job.deliver({"a": 1}, None)
+        assert [await job.wait_for_callback(token) for token in (first, second)] == [{"a": 1}, None]
+        with pytest.raises(awa_asyncio.ConfigurationError, match="deliver"):
+            await job.wait_for_callback(second)
+
+    asyncio.run(scenario())
+
+
+def test_a_blocking_job_waits_for_what_was_delivered_and_not_once_it_is_cancelled() -> None:
+    job = awa_sync.testing.HandlerJob({"n": 1}, kind="k")
+    token = job.register_callback()
+    job.deliver(1, 2)
+    assert job.wait_for_callback(token.id) == 1
+    job.cancel()
+    with pytest.raises(awa_sync.WaitCancelled):
+        job.wait_for_callback(token)
+    with pytest.raises(awa_sync.AttemptEnded):
+        job.register_callback()

@@ -203,7 +203,7 @@ def every_result_is_known(result: awa.Result) -> str:
         case awa.Cancel(reason=reason):
             return reason
         case awa.WaitForCallback(token=token):
-            return token
+            return token if isinstance(token, str) else token.id
         case _:
             assert_never(result)
 

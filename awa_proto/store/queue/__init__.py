@@ -176,6 +176,9 @@ class QueueStore:
     def wait(self, waits: Sequence[Wait]) -> Op[list[Waited]]:
         return callbacks.wait(self._names, waits)
 
+    def leave(self, waits: Sequence[Wait]) -> Op[None]:
+        return callbacks.leave(self._names, waits)
+
     def tell_ended(self, attempts: Sequence[Attempt]) -> Op[None]:
         return listening.tell_ended(self._names, attempts)
 

@@ -306,6 +306,28 @@ def wait(n: Names, waits: Sequence[Wait]) -> Op[list[Waited]]:
     return Op("wait", plan, safe_to_retry=True)
 
 
+@lru_cache
+def leave_sql(n: Names) -> str:
+    """$1 job ids, $2 leases, $3 callback ids."""
+    return f"""
+UPDATE {n.s}.callbacks c
+SET state = {int(Waits.REGISTERED)}, waits_since = NULL,
+    waited = c.waited + coalesce(extract(epoch FROM clock_timestamp() - c.waits_since), 0)::float8
+WHERE c.job_id = ANY ($1::bigint[]) AND c.state = {int(Waits.IN_HANDLER)} AND EXISTS (
+  SELECT FROM unnest($1::bigint[], $2::bigint[], $3::text[]::uuid[]) g(job_id, run_lease, callback_id)
+  WHERE g.job_id = c.job_id AND g.run_lease = c.run_lease AND g.callback_id = c.callback_id)"""
+
+
+def leave(n: Names, waits: Sequence[Wait]) -> Op[None]:
+    """Handlers wait no more."""
+
+    def plan() -> Plan[None]:
+        ids, leases, callbacks = zip(*((w.attempt.id, w.attempt.run_lease, w.callback_id) for w in waits), strict=True)
+        yield from persistently(Statement("callback.leave", leave_sql(n), (list(ids), list(leases), list(callbacks))))
+
+    return Op("leave", plan, safe_to_retry=True)
+
+
 # whose time is up
 
 

@@ -222,6 +222,17 @@ async def a_handler_that_waits_is_given_what_came_any_number_of_times(kit: Kit) 
     await kit.close(attempt)
 
 
+async def a_handler_that_leaves_does_not_wait_any_more_and_may_wait_again(kit: Kit) -> None:
+    attempt, id = await waiting(kit)
+    await kit.run(kit.store.leave([Wait(attempt, id)]))
+    job = await kit.job(attempt.id)
+    assert (job.state, job.callback_id) == (JobState.RUNNING, id)
+    assert await kit.run(kit.store.wait([Wait(attempt, id)])) == [Waited(is_over=False)]
+    await kit.run(outside(kit).resume_external(id))
+    await kit.run(kit.store.leave([Wait(attempt, id)]))
+    assert await kit.run(kit.store.wait([Wait(attempt, id)])) == [Waited(is_over=True, result="null")]
+
+
 async def a_callback_that_comes_early_is_found_by_the_handler_or_ends_its_parking(kit: Kit) -> None:
     attempt, id = await running(kit)
     job = await kit.run(outside(kit).resume_external(id, "soon"))

@@ -1,0 +1,172 @@
+"""Handlers that wait for their callbacks: each keeps its slot, its deadline stands still, and a word wakes it.
+
+what                                    | what becomes of it
+----------------------------------------|--------------------------------------------------------------------------
+a handler begins to wait                | that is written, and whether the callback has come already is the answer
+a notification names its attempt        | it is looked for at once
+none comes                              | all that wait are looked for, in one statement, as often as a queue is polled
+the callback has come                   | WaitOver with what it came with; the deadline goes on with what was left of it
+it never will: replaced, used, ended    | WaitOver without
+the handler leaves (its own timeout)    | that is written; the deadline goes on
+the database is away                    | it goes on to wait, and is looked for with back-off
+the handler ended, was cancelled        | forgotten: whatever ends the attempt takes the callback along
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from awa_proto.errors import DatabaseError
+from awa_proto.store import Wait, Waited
+from awa_proto.worker.backoff import Backoff
+from awa_proto.worker.context import Context
+from awa_proto.worker.deadlines import Fence
+from awa_proto.worker.events import Lane, Output, WaitAsked, WaitLeft, WaitOver
+from awa_proto.worker.running import Running
+from awa_proto.worker.timers import Timer
+
+MOST: Final = 1000
+"""Most handlers that one statement asks for."""
+
+
+class Waiter:
+    """Asks for what handlers wait for. watch: called when a deadline goes on."""
+
+    __slots__ = (
+        "_backoff",
+        "_context",
+        "_is_busy",
+        "_leaving",
+        "_left",
+        "_look",
+        "_out",
+        "_running",
+        "_waits",
+        "_watch",
+    )
+
+    def __init__(self, context: Context, out: deque[Output], running: Running, watch: Callable[[], None]) -> None:
+        self._context = context
+        self._out = out
+        self._running = running
+        self._watch = watch
+        self._waits: dict[Fence, Wait] = {}
+        self._left: dict[Fence, float] = {}
+        self._look: dict[Fence, None] = {}
+        self._leaving: list[Wait] = []
+        self._is_busy = False
+        self._backoff = Backoff(0.02, config_poll(context), context.random)
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def ask(self, event: WaitAsked, now: float) -> None:
+        """A handler begins to wait."""
+        attempt = event.attempt
+        fence = attempt.id, attempt.run_lease
+        if not self._running.runs(fence):
+            self._out.append(WaitOver(attempt, event.callback_id, None))
+            return
+        self._waits[fence] = Wait(attempt, event.callback_id)
+        self._look[fence] = None
+        at = self._running.deadlines.take(attempt)
+        if at is not None:
+            self._left[fence] = at - now
+
+    def leave(self, event: WaitLeft, now: float) -> None:
+        """A handler waits no more, whatever comes."""
+        fence = event.attempt.id, event.attempt.run_lease
+        wait = self._waits.get(fence)
+        if wait is not None and wait.callback_id == event.callback_id:
+            self._forget(fence, now)
+            self._leaving.append(wait)
+
+    def woken(self, fence: Fence) -> None:
+        """A notification: the callback of an attempt has come."""
+        if fence in self._waits:
+            self._look[fence] = None
+
+    def tick(self, _: float) -> None:
+        """The timer: look for all, since notifications may be lost."""
+        self._look = dict.fromkeys(self._waits)
+
+    def settle(self, now: float) -> None:
+        """Ask, and see to the timer."""
+        if not self._waits and not self._leaving:
+            self._context.timers.cancel(Timer.WAIT)
+            return
+        for fence in [fence for fence in self._waits if not self._running.runs(fence)]:
+            del self._waits[fence]
+            self._left.pop(fence, None)
+            self._look.pop(fence, None)
+        if not self._is_busy:
+            if self._leaving:
+                self._leave()
+            elif self._look:
+                self._ask()
+        timers = self._context.timers
+        if self._waits and timers.at(Timer.WAIT) is None:
+            timers.set(Timer.WAIT, now + config_poll(self._context))
+
+    def _ask(self) -> None:
+        self._is_busy = True
+        asked = list(self._look)[:MOST]
+        for fence in asked:
+            del self._look[fence]
+        waits = [self._waits[fence] for fence in asked]
+
+        def done(answers: list[Waited], now: float) -> None:
+            self._is_busy = False
+            self._backoff.reset()
+            for wait, answer in zip(waits, answers, strict=True):
+                if answer.is_over:
+                    self._over(wait, answer.result, now)
+
+        self._context.lanes.run(Lane.MAINTENANCE, self._context.store.wait(waits), done, self._failed)
+
+    def _leave(self) -> None:
+        self._is_busy = True
+        waits, self._leaving = self._leaving, []
+
+        def done(_: None, _now: float) -> None:
+            self._is_busy = False
+
+        def failed(error: DatabaseError, now: float) -> None:
+            self._leaving += waits
+            self._failed(error, now)
+
+        self._context.lanes.run(Lane.MAINTENANCE, self._context.store.leave(waits), done, failed)
+
+    def _failed(self, error: DatabaseError, now: float) -> None:
+        self._is_busy = False
+        self._context.last_error = error
+        self._context.report.warn(
+            now, "wait failed", "it could not be asked whether callbacks have come; asked again", error=str(error)
+        )
+        self._context.timers.set(Timer.WAIT, now + self._backoff.next())
+
+    def _over(self, wait: Wait, result: str | None, now: float) -> None:
+        attempt, callback_id = wait
+        fence = attempt.id, attempt.run_lease
+        if self._waits.get(fence) != wait:
+            return
+        self._forget(fence, now)
+        recording = self._running.recordings.get(fence)
+        if recording is not None and recording.callback == callback_id:
+            recording.callback = None
+        self._out.append(WaitOver(attempt, callback_id, result))
+
+    def _forget(self, fence: Fence, now: float) -> None:
+        attempt = self._waits.pop(fence).attempt
+        self._look.pop(fence, None)
+        left = self._left.pop(fence, None)
+        if left is not None and self._running.runs(fence):
+            self._running.deadlines.add(attempt, now + left)
+            self._watch()
+
+
+def config_poll(context: Context) -> float:
+    """Seconds between two looks without a notification."""
+    return context.config.poll_interval

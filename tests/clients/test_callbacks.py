@@ -1,0 +1,320 @@
+"""Callbacks on a real database, from the handler that registers one to the client that uses it, in every package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import awa_proto as awa
+from awa_proto import events
+from awa_proto.job import JobState
+from tests.clients.test_hooks import Ear
+from tests.flavours import FLAVOURS, App, Awaited
+
+WAITS, COMPLETED = JobState.WAITING_EXTERNAL, JobState.COMPLETED
+
+
+@dataclass
+class Pay:
+    amount: int
+
+
+@dataclass
+class Receipt:
+    number: int
+
+
+@dataclass
+class Paid:
+    amount: int
+
+
+@dataclass
+class Other:
+    name: str = ""
+
+
+@pytest.fixture(params=["queue", "canonical"])
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=FLAVOURS)
+def run(request: pytest.FixtureRequest, database: str, engine: str) -> Callable[..., None]:
+    """Runs a scenario with an application on a migrated database."""
+
+    def run(scenario: Callable[[App], Any], **options: Any) -> None:
+        async def within(client: Any) -> None:
+            await scenario(App(client, is_async=not isinstance(client, Awaited)))
+
+        FLAVOURS[request.param](database, within, engine=engine, **options)
+
+    return run
+
+
+def parks(app: App, *, ids: list[str], **options: Any) -> None:
+    """Register a handler that parks its job, and completes it when it was resumed."""
+
+    def pay(job: Any) -> Generator[Any, Any, Any]:
+        if job.was_resumed:
+            return None
+        token = yield job.register_callback(**options)
+        ids.append(token.id)
+        return awa.WaitForCallback(token)
+
+    app.task(Pay, output=Receipt)(pay)
+
+
+def test_a_parked_job_is_completed_from_outside_with_its_follow_ups_and_events(
+    run: Callable[..., None], engine: str
+) -> None:
+    async def scenario(app: App) -> None:
+        ids: list[str] = []
+        parks(app, ids=ids)
+        ear = Ear()
+        app.on_event(Pay)(ear)
+        app.on_completed_enqueue(Pay)(lambda args, job: Paid(args.amount + job.attempt))
+        app.on_waiting_for_callback_enqueue(Pay)(lambda args, _: Other(f"waits for {args.amount}"))
+        (job,) = await app.run(Pay(5))
+        assert (job.state, job.callback_id) == (WAITS, ids[0])
+        assert [each.args for each in await app.client.list_jobs(kind="other")] == [{"name": "waits for 5"}]
+        done = await app.client.complete_external(ids[0], {"ok": True}, output=Receipt(7), output_for=Pay)
+        assert (done.id, done.state) == (job.id, COMPLETED)
+        row = await app.client.get_job(job.id)
+        assert (row.state, row.output_as(Receipt)) == (
+            COMPLETED,
+            Receipt(7) if engine == "queue" else None,
+        )
+        assert [each.args for each in await app.client.list_jobs(kind="paid")] == [{"amount": 6}]
+        with pytest.raises(awa.CallbackNotFound):
+            await app.client.complete_external(ids[0])
+        first, second, third = await ear.hears(3, app.client)
+        assert isinstance(first, events.Started)
+        assert isinstance(second, events.WaitingForCallback)
+        assert second.job.state is WAITS
+        assert isinstance(third, events.Completed)
+        assert (third.args, third.duration.total_seconds(), third.job.state) == (Pay(5), 0.0, COMPLETED)
+
+    run(scenario)
+
+
+def test_a_follow_up_that_raises_undoes_everything_and_the_sender_can_try_again(run: Callable[..., None]) -> None:
+    async def scenario(app: App) -> None:
+        ids: list[str] = []
+        parks(app, ids=ids)
+        broken = [True]
+
+        def follow(args: Pay, _: Any) -> Paid:
+            if broken:
+                raise RuntimeError("not today")
+            return Paid(args.amount)
+
+        app.on_completed_enqueue(Pay)(follow)
+        (job,) = await app.run(Pay(1))
+        with pytest.raises(awa.FollowUpError, match="not today"):
+            await app.client.complete_external(ids[0])
+        assert (await app.client.get_job(job.id)).state is WAITS
+        with pytest.raises(awa.ValidationError, match="output_for"):
+            await app.client.complete_external(ids[0], output_for=Other)
+        with pytest.raises(awa.OutputError):
+            await app.client.complete_external(ids[0], output={"a": {1, 2}})
+        broken.clear()
+        await app.client.complete_external(ids[0])
+        assert (await app.client.get_job(job.id)).state is COMPLETED
+        assert len(await app.client.list_jobs(kind="paid")) == 1
+
+    run(scenario)
+
+
+def test_failing_and_retrying_from_outside_tell_hooks_and_follow_ups(run: Callable[..., None]) -> None:
+    async def scenario(app: App) -> None:
+        ids: list[str] = []
+        parks(app, ids=ids)
+        ear = Ear()
+        app.on_event(Pay)(ear)
+        app.on_retried_enqueue(Pay)(lambda _, __, error, attempt, ___: Other(f"retried {error!r} {attempt}"))
+        app.on_exhausted_enqueue(Pay)(lambda _, __, error, attempt: Other(f"exhausted {error!r} {attempt}"))
+        (job,) = await app.run(Pay(1))
+        again = await app.client.retry_external(ids[0])
+        assert (again.state, again.attempt) == (JobState.AVAILABLE, 0)
+        await app.work()
+        failed = await app.client.fail_external(ids[1], "declined")
+        assert (failed.id, failed.state, failed.dlq_reason) == (job.id, JobState.FAILED, "terminal_error")
+        row = await app.client.get_job(job.id)
+        assert (row.state, row.errors[-1]["error"], row.dlq_reason) == (JobState.FAILED, "declined", "terminal_error")
+        others = [each.args["name"] for each in await app.client.list_jobs(kind="other")]
+        assert others == ["exhausted 'declined' 1", "retried '' 1"]
+        heard = await ear.hears(6, app.client)
+        assert [type(event).__name__ for event in heard] == [
+            "Started", "WaitingForCallback", "Retried", "Started", "WaitingForCallback", "Exhausted"
+        ]  # fmt: skip
+        retried = heard[2]
+        assert isinstance(retried, events.Retried)
+        assert (retried.error, retried.attempt) == ("", 1)
+
+    run(scenario, dead_letters=True)
+
+
+def test_a_parked_job_that_is_resumed_runs_again_and_knows_what_came(run: Callable[..., None]) -> None:
+    async def scenario(app: App) -> None:
+        ids: list[str] = []
+        found: list[tuple[int, Any]] = []
+
+        def pay(job: Any) -> Generator[Any, Any, Any]:
+            if job.was_resumed:
+                found.append((job.attempt, job.callback_result))
+                return None
+            token = yield job.register_callback(timeout=60)
+            ids.append(token.id)
+            return awa.WaitForCallback(token.id)
+
+        app.task(Pay)(pay)
+        (job,) = await app.run(Pay(1), max_attempts=1)
+        assert (await app.client.resume_external(ids[0], {"by": ["card"]})).state is JobState.AVAILABLE
+        await app.work()
+        assert found == [(1, {"by": ["card"]})]
+        assert (await app.client.get_job(job.id)).state is COMPLETED
+
+    run(scenario)
+
+
+def test_a_handler_waits_several_times_and_goes_on_with_each_answer(run: Callable[..., None]) -> None:
+    async def scenario(app: App) -> None:
+        ids: list[str] = []
+        answers: list[Any] = []
+
+        def pay(job: Any) -> Generator[Any, Any, Any]:
+            for _ in range(3):
+                token = yield job.register_callback()
+                ids.append(token.id)
+                answers.append((yield job.wait_for_callback(token)))
+            return None
+
+        app.task(Pay)(pay)
+        ear = Ear()
+        app.on_event(Pay)(ear)
+        job = await app.client.insert(Pay(1))
+        async with app.client.worker({"default": 1}) as worker:
+            for number in range(3):
+                while len(ids) <= number:
+                    await app.client.get_job(job.id)
+                if number:  # the first one may come before it waits
+                    await app.test.until(job, WAITS)
+                await app.client.resume_external(ids[number], {"number": number})
+                with pytest.raises(awa.CallbackNotFound):
+                    await app.client.resume_external(ids[number])
+            await worker.drained()
+        assert answers == [{"number": number} for number in range(3)]
+        assert (await app.client.get_job(job.id)).state is COMPLETED
+        heard = await ear.hears(2, app.client)
+        assert [type(event).__name__ for event in heard] == ["Started", "Completed"]
+
+    run(scenario)
+
+
+def test_a_handler_that_waits_is_ended_with_its_job(run: Callable[..., None]) -> None:
+    async def scenario(app: App) -> None:
+        ids: list[str] = []
+
+        def pay(job: Any) -> Generator[Any, Any, Any]:
+            token = yield job.register_callback()
+            ids.append(token.id)
+            yield job.wait_for_callback(token)
+
+        app.task(Pay)(pay)
+        async with app.client.worker({"default": 1}) as worker:
+            cancelled = await app.client.insert(Pay(1))
+            await app.test.until(cancelled, WAITS)
+            assert await app.client.cancel(cancelled.id) is True
+            completed = await app.client.insert(Pay(2))
+            await app.test.until(completed, WAITS)
+            await app.client.complete_external(ids[1])
+            failed = await app.client.insert(Pay(3))
+            await app.test.until(failed, WAITS)
+            await app.client.fail_external(ids[2], "no")
+            await worker.drained()
+        found = [(await app.client.get_job(job.id)).state for job in (cancelled, completed, failed)]
+        assert found == [JobState.CANCELLED, COMPLETED, JobState.FAILED]
+
+    run(scenario)
+
+
+def test_a_token_that_was_replaced_is_waited_for_in_vain(run: Callable[..., None]) -> None:
+    async def scenario(app: App) -> None:
+        def pay(job: Any) -> Generator[Any, Any, Any]:
+            first = yield job.register_callback()
+            yield job.register_callback()
+            yield job.wait_for_callback(first)
+
+        def other(job: Any) -> Generator[Any, Any, Any]:
+            first = yield job.register_callback()
+            yield job.register_callback()
+            return awa.WaitForCallback(first)
+
+        app.task(Pay)(pay)
+        app.task(Other)(other)
+        waited, parked = await app.run(Pay(1), Other())
+        assert (waited.state, "CallbackNotFound" in waited.errors[-1]["error"]) == (JobState.RETRYABLE, True)
+        assert (parked.state, "not registered" in parked.errors[-1]["error"]) == (JobState.FAILED, True)
+
+    run(scenario)
+
+
+def test_who_waits_longer_than_it_may_is_rescued_in_time(run: Callable[..., None]) -> None:
+    async def scenario(app: App) -> None:
+        ids: list[str] = []
+        parks(app, ids=ids, timeout=0.05)
+
+        def other(job: Any) -> Generator[Any, Any, Any]:
+            token = yield job.register_callback(timeout=0.05)
+            yield job.wait_for_callback(token)
+
+        app.task(Other)(other)
+        ear = Ear()
+        app.on_event(Pay)(ear)
+        app.on_rescued_enqueue(Pay)(lambda _, __, reason: Paid(len(reason)))
+        last = await app.client.insert(Pay(1), max_attempts=1)
+        waited = await app.client.insert(Other(), max_attempts=1)
+        async with app.client.worker({"default": 3}):
+            for job in (last, waited):
+                row = await app.test.until(job, JobState.FAILED)
+                assert "callback timed out" in row.errors[-1]["error"]
+                assert row.dlq_reason == "callback_timeout"
+            heard = await ear.hears(4, app.client)
+        assert {type(event).__name__ for event in heard} == {"Started", "WaitingForCallback", "Rescued", "Exhausted"}
+        with pytest.raises(awa.CallbackNotFound):
+            await app.client.complete_external(ids[0])
+
+    run(scenario, dead_letters=True)
+
+
+def test_expressions_say_what_a_payload_means(run: Callable[..., None]) -> None:
+    async def scenario(app: App) -> None:
+        ids: list[str] = []
+        said = {
+            "filter": "payload.kind == 'payment'",
+            "on_complete": "payload.status == 'paid'",
+            "on_fail": "payload.status == 'declined'",
+            "transform": "payload.number",
+        }
+        parks(app, ids=ids, **said)
+        first, second = await app.run(Pay(1), Pay(2))
+        by_job = {(await app.client.get_job(job.id)).callback_id: job for job in (first, second)}
+        ignored = await app.client.resolve_callback(ids[0], {"kind": "chat"}, "complete")
+        assert (ignored.outcome, ignored.job.state) == ("ignored", WAITS)
+        undecided = await app.client.resolve_callback(ids[0], {"kind": "payment", "status": "pending"})
+        assert undecided.outcome == "ignored"
+        paid = await app.client.resolve_callback(ids[0], {"kind": "payment", "status": "paid", "number": 9})
+        assert (paid.outcome, paid.payload, paid.job.state) == ("completed", 9, COMPLETED)
+        assert paid.job.id == by_job[ids[0]].id
+        declined = await app.client.resolve_callback(ids[1], {"kind": "payment", "status": "declined"})
+        assert (declined.outcome, declined.job.state) == ("failed", JobState.FAILED)
+        row = await app.client.get_job(declined.job.id)
+        assert row.errors[-1]["expression"] == said["on_fail"]
+        with pytest.raises(awa.CallbackNotFound):
+            await app.client.resolve_callback(ids[1], {}, "complete")
+
+    run(scenario)
