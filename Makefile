@@ -16,6 +16,7 @@ BENCH_ARGS ?=
 help:
 	@echo "make demo    the queue at work on an embedded PostgreSQL"
 	@echo "make test    all tests, with branch coverage (some ten minutes); PYTEST_ARGS='-k name' is passed on"
+	@echo "             AWA_SIMULATOR_SEEDS=100000 and AWA_MODEL_EXAMPLES=300 look longer for what chance finds"
 	@echo "make chaos   workers killed 100 times, servers restarted 20 times, crashed 40 times; CHAOS_ARGS='-k trio' is passed on"
 	@echo "make check   lint, format, types, import contracts"
 	@echo "make bench   benchmarks; BENCH_ARGS='drain --jobs 20000' is passed on"

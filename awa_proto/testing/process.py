@@ -113,6 +113,7 @@ class Process:
         self.stopped: Stopped | None = None
         self.is_alive = True
         self._claims: dict[int, Sequence[Attempt]] = {}
+        self._is_claiming = False
         self._at_work: Counter[str] = Counter()
         self._is_changed = False
         slots = sum(queue.max_workers for queue in config.queues.values())
@@ -301,6 +302,8 @@ class Process:
         check(run.lane not in self._lanes, "two Ops at a time on one lane")
         check(not (name == "claim" and self.stop_seen), "a claim after the stop")
         self._lanes.add(run.lane)
+        if run.lane is Lane.CLAIM:
+            self._is_claiming = name in {"claim", "unknown"}
         ended, flush = self.store.flush_of(run.op)
         takes = world.takes(run.lane)
         answer = world.now + takes
@@ -361,7 +364,7 @@ class Process:
 
     def _done(self, run: RunOp, result: Any) -> None:
         if self.is_alive:
-            self._lanes.discard(run.lane)
+            self._answered(run.lane)
             if run.op.name == "claim":
                 self._claims[run.id] = result.attempts
             elif run.op.name == "unknown":
@@ -375,11 +378,16 @@ class Process:
 
     def _failed(self, run: RunOp, error: DatabaseError) -> None:
         if self.is_alive:
-            self._lanes.discard(run.lane)
+            self._answered(run.lane)
             if run.lane is Lane.LISTEN:
                 self._is_half_open = False
                 self.store.disconnect()
             self.put(OpFailed(run.id, error))
+
+    def _answered(self, lane: Lane) -> None:
+        self._lanes.discard(lane)
+        if lane is Lane.CLAIM:
+            self._is_claiming = False
 
     # the listening connection
 
@@ -408,6 +416,7 @@ class Process:
         if stopped.clean:
             unfinished = accounts.unfinished(self.number)
             check(not self.machine.unwritten and not unfinished, f"a clean stop left {unfinished}")
+            check(not self._is_claiming and not self._claims, "a clean stop left a claim under way")
             untold = accounts.untold(self.number)
             check(not untold, f"hooks were not told how {untold} ended")
         accounts.excuse(self.number, "stopped")

@@ -74,7 +74,7 @@ class _Life:
             for name in names
         }
         kept = random.choice((DAY, DAY, 8.0))
-        self._retention = Retention(completed=kept, failed=kept + 1.0, dead_letters=kept + 2.0)
+        self._retention = Retention(completed=kept, failed=kept + 60.0, dead_letters=kept + 120.0)
         self._poll = random.choice((0.5, 2.0, 2.0, 2.0, 2.0))
         self._liveness = Liveness() if self._is_slow else random.choice((Liveness(), QUICK, QUICK))
 
@@ -102,8 +102,10 @@ class _Life:
         for _ in range(random.choice((0, 1, 2)) if self._is_slow else random.random() < 0.1):
             world.at(random.random() * trouble, self._set_clock)
         if random.random() < 0.15:
-            lane, seconds = random.choice(list(Lane)), random.choice((0.2, 1.0))
+            lane, seconds = random.choice((Lane.FINALIZE, *Lane)), random.choice((0.2, 1.0))
             world.at(random.random() * trouble / 2, lambda: world.crawling.update({lane: seconds}))
+            if lane is Lane.FINALIZE:  # more results than may wait
+                world.at(trouble / 2, lambda: world.insert(*[Job(queue=random.choice(list(self._queues)))] * 40))
             self._calm_at += 4 * seconds
         if random.random() < 0.15:
             start = random.random() * trouble / 2
@@ -132,6 +134,7 @@ class _Life:
         if dice < (0.5 if self._is_slow else 0.05):
             while len(self._working) < 2:
                 self._start_worker()
+            self._ticks = self._ticks or Ticks(world)
             succeed(world, self._working, list(self._queues), self._ticks)
             if not self._working:
                 self._start_worker()
