@@ -674,3 +674,42 @@ def test_a_job_that_is_enqueued_again_is_shown_with_the_output_and_progress_it_h
     both.finalize([(claimed, JobState.COMPLETED, LONG_AGO, False, (None, "[1.0]", False), ())], resend=False)
     both.insert(again, copied=False, skip=True)
     both.teardown()
+
+
+@ENGINES
+def test_what_a_stale_attempt_and_a_late_leader_say_changes_nothing(by_our_clock: str, name: str) -> None:
+    both = machine(name, by_our_clock)()
+    both.declare()
+    both.insert([("a", 1, None, None, "k", None)], copied=False, skip=False)
+    (stale,) = both.claim(0, "a", 8, 0.0, None, advance=False).values
+    both.finalize([(stale, JobState.AVAILABLE, LONG_AGO, False, (None, None, False), ())], resend=True)
+    (_,) = both.claim(1, "a", 8, 0.0, None, advance=False).values
+    both.record_progress([stale], 40)
+    both.get_job(0)
+    both.finalize([(stale, JobState.COMPLETED, LONG_AGO, False, (None, None, False), ())], resend=True)
+    both.time_passes(3600.0)
+    both.fire(stale=True)  # it has looked, and is late
+    both.fire(stale=False)
+    both.fire(stale=True)
+    both.every_job_is_the_same_on_both()
+    both.teardown()
+
+
+@ENGINES
+def test_both_delete_a_job_when_it_is_old_enough_and_hold_a_lease_until_it_is_over(
+    by_our_clock: str, name: str
+) -> None:
+    both = machine(name, by_our_clock)()
+    both.insert([("a", 1, None, None, "k", None)] * 3, copied=False, skip=False)
+    ended = both.claim(0, "a", 8, 0.0, None, advance=False).values
+    how = ((JobState.FAILED, False), (JobState.FAILED, True), (JobState.COMPLETED, False))
+    bite = [(each, to, LONG_AGO, False, (None, None, dead), ()) for each, (to, dead) in zip(ended, how, strict=True)]
+    both.finalize(bite, resend=False)
+    both.lead(0)
+    for _ in range(4):
+        both.time_passes(6.0)
+        for call in ("prune_failed", "prune_dlq", "prune_completed"):
+            both.retention(call, 20.0, 5)
+        both.lead(1)
+        both.every_job_is_the_same_on_both()
+    both.teardown()
