@@ -24,15 +24,16 @@ import pytest
 
 import awa_proto as awa
 from awa_proto.store.upkeep import KeptFor
-from tests.fleet.members import FLAVOURS, Gate, Member
+from tests.fleet.members import FLAVOURS, Member
 from tests.fleet.server import ask, until
 
 ROTATIONS = int(os.environ.get("AWA_DAY_ROTATIONS", "40"))
 SEED = os.environ.get("AWA_DAY_SEED", "1")
 PRODUCERS = 3
 LONG = 3
+AT_MOST_PAUSED = 100
 AT_MOST_WAITING = 300
-"""Jobs that producers leave waiting before they go on, so that the books stay short on a slow machine."""
+"""Jobs of which producers leave so many waiting, those of the paused queue among them, before they go on."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + ROTATIONS)]
 
@@ -48,6 +49,7 @@ class Day:
         self.done: Counter[int] = Counter()
         self.emptied: Counter[int] = Counter()
         self.carried = 0
+        self.paused = 0
         self.held_by_attempts = 0
         self.is_over = threading.Event()
         self._numbers = iter(range(1 << 60))
@@ -80,6 +82,12 @@ def _turn(day: Day, member: Member) -> None:
             day.emptied[pruned.segment] += 1
 
 
+def _wait_for(day: Day, rotations: int, leader: threading.Thread) -> None:
+    """Wait until the ring has turned so often, or nobody turns it; a day may be long, one rotation not."""
+    while day.rotations < rotations and leader.is_alive():
+        until(lambda now=day.rotations: day.rotations > now or not leader.is_alive(), "a rotation")  # type: ignore[misc]
+
+
 def _produce(day: Day, dsn: str, place: int) -> None:
     """Transactions that are open while the ring turns, up to once around and more; a fifth of them roll back."""
     chance = random.Random(f"{SEED} {place}")
@@ -89,7 +97,7 @@ def _produce(day: Day, dsn: str, place: int) -> None:
             if chance.random() < 0.3:
                 connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             connection.execute("SELECT 1")
-            requests = [_request(n, chance) for n in numbers]
+            requests = [_request(n, day, chance) for n in numbers]
             member.call("insert_many", requests[: len(requests) // 2 or 1], using=connection)
             late = chance.choice([0, 0, 0, 1, 3, 12])
             until(day.turned(late), "rotations beside an open transaction")
@@ -104,9 +112,12 @@ def _produce(day: Day, dsn: str, place: int) -> None:
             until(lambda: len(day.committed) - len(day.done) < AT_MOST_WAITING or day.is_over.is_set(), "work")
 
 
-def _request(n: int, chance: random.Random) -> awa.EnqueueRequest:
+def _request(n: int, day: Day, chance: random.Random) -> awa.EnqueueRequest:
     kind = chance.choice(["once", "once", "once", "twice"])
     queue = chance.choice(["day", "day", "day", "paused"])
+    if queue == "paused":
+        day.paused += 1
+        queue = "paused" if day.paused <= AT_MOST_PAUSED else "day"
     return awa.EnqueueRequest({"n": n}).kind(kind).queue(queue).priority(chance.randint(1, 4))
 
 
@@ -125,21 +136,21 @@ def _note_in(day: Day) -> Iterator[tuple[str, Callable[[Any], object]]]:
 
 
 def test_a_day_of_rotations_loses_no_job_and_runs_none_twice(database: str) -> None:
-    day, half = Day(), Gate()
+    day, half = Day(), threading.Event()
     with ExitStack() as stack:
         members = [stack.enter_context(Member(each, database)) for each in FLAVOURS]
         members[0].call("migrate")
         members[0].call("pause_queue", "paused")
 
-        def long(job: Any) -> Any:
+        def long(job: Any) -> None:
             day.begun[job.args["n"]] += 1
-            yield half
+            half.wait()
             day.done[job.args["n"]] += 1
 
         for member in members:
             for kind, handler in _note_in(day):
                 member.handle(kind, handler, plain=True)
-            member.handle("long", long)
+            member.handle("long", long, plain=True)
         old = stack.enter_context(psycopg.connect(database))
         old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         old.execute("SELECT pg_current_snapshot()")
@@ -157,16 +168,16 @@ def test_a_day_of_rotations_loses_no_job_and_runs_none_twice(database: str) -> N
         for thread in threads:
             thread.start()
         try:
-            until(lambda: day.rotations >= ROTATIONS // 2 or not threads[0].is_alive(), "half a day")
+            _wait_for(day, ROTATIONS // 2, threads[0])
             number = day.number()
             with Member("sync", database) as member:  # by a snapshot that is older than all of this
                 member.call("insert", {"n": number}, kind="once", queue="day", using=old)
             old.commit()
             day.committed.add(number)
-            half.open()
-            until(lambda: day.rotations >= ROTATIONS or not threads[0].is_alive(), "the end of the day")
+            half.set()
+            _wait_for(day, ROTATIONS, threads[0])
         finally:
-            half.open()
+            half.set()
             day.is_over.set()
             for thread in threads:
                 thread.join()
