@@ -13,6 +13,7 @@ awa.op.retried           | an Op was sent again after it had failed
 awa.database.reconnected | a connection was of use again after the database had been away for it
 awa.listen.lost          | the listening connection broke
 awa.claim.adopted        | an attempt came from a claim whose answer was lost
+awa.heartbeat.failed     | a sign of life, or the progress that goes with it, could not be written; another comes soon
 awa.result.stale         | somebody else had ended the attempt; its result was not written
 awa.rescue               | this worker, leading, ended an attempt of another that was silent or overdue
 awa.hook.dropped         | an event was told to no hook, since hooks were too slow
@@ -202,9 +203,12 @@ def database_health(contacts: Sequence[Contact], now: float, reached_at: float |
     )
 
 
-def counted(tally: Tally) -> dict[str, int]:
-    """The counts by metric, those of failed Ops by failure too. May be called from another thread than the one that counts."""
-    found: Counter[str] = Counter()
+def counted(tally: Tally, *, failed_beats: int = 0) -> dict[str, int]:
+    """The counts by metric, those of failed Ops by failure too. May be called from another thread than the one that counts.
+
+    failed_beats: of the heartbeat, which another thread counts.
+    """
+    found: Counter[str] = Counter({"awa.heartbeat.failed": failed_beats} if failed_beats else {})
     for (metric, labels), times in dict(tally.counts).items():
         found[metric] += times
         if metric == FAILED_OPS:

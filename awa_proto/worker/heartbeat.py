@@ -46,7 +46,7 @@ class Living:
     recordings: what handlers that run have recorded, by (id, run_lease). answered: the newest ping the worker's machine has
     seen. has_left: it has written its last result, and leaves. is_silent: for so long no beat has got through that others
     are about to take the worker as dead. beaten_at: when the newest beat arrived, by the clock of the heartbeat; is_stalled: as
-    the heartbeat's.
+    the heartbeat's. failed: how often a beat, or the progress that goes with it, could not be written.
     """
 
     recordings: dict[tuple[int, int], Recording] = field(default_factory=dict[tuple[int, int], Recording])
@@ -55,6 +55,7 @@ class Living:
     is_silent: bool = False
     beaten_at: float | None = None
     is_stalled: bool = False
+    failed: int = 0
 
 
 class Heartbeat:
@@ -178,6 +179,7 @@ class Heartbeat:
             self._run(self._store.record_progress([Progress(r.attempt, compact(said)) for r, said in self._said]))
 
     def _failed(self, error: DatabaseError | SchemaNotMigrated, now: float) -> None:
+        self._living.failed += 1
         if self._said:
             self._said = []
             self._report.warn(

@@ -304,7 +304,7 @@ class WorkerMachine:
             ListenHealth(self.is_listening, None if self.is_listening else closed or "it is not connected yet"),
             upkeep,
             heartbeat,
-            counted(self._tally),
+            counted(self._tally, failed_beats=living.failed),
             problems_of_worker(self.phase, database, upkeep, heartbeat),
         )
 

@@ -21,7 +21,7 @@ from awa_proto.health import (
 )
 from awa_proto.outcome import Returned
 from awa_proto.store import Claimed, Verdict
-from awa_proto.worker.events import Beat, Emit, JobEnded, ListenLost, StopAsked
+from awa_proto.worker.events import Beat, Emit, JobEnded, ListenLost, OpFailed, StopAsked
 from awa_proto.worker.heartbeat import Heartbeat
 from awa_proto.worker.lifecycle import Phase
 from tests.core.test_leader import Watched, is_asked
@@ -133,6 +133,16 @@ def test_a_heartbeat_that_does_not_arrive_is_a_problem_before_others_take_the_jo
     found = health(bench, heart=40.5)
     assert (found.heartbeat.alive, found.heartbeat.age) == (False, 30.5)
     assert found.problems == ("the heartbeat has not reached the database for 30 s",)
+
+
+def test_a_beat_that_fails_is_counted() -> None:
+    bench = beaten(Bench().running(), 10.0)
+    assert "awa.heartbeat.failed" not in health(bench).counts
+    beating = heartbeat(bench)
+    for number, at in enumerate((20.0, 30.0, 40.0), 1):
+        beating.handle_timeout(at)
+        beating.handle(OpFailed(number, DatabaseError("away", AWAY)), at)
+    assert health(bench, heart=40.0).counts["awa.heartbeat.failed"] == 3
 
 
 def test_a_stuck_loop_is_a_problem() -> None:
