@@ -713,3 +713,21 @@ def test_both_delete_a_job_when_it_is_old_enough_and_hold_a_lease_until_it_is_ov
         both.lead(1)
         both.every_job_is_the_same_on_both()
     both.teardown()
+
+
+@ENGINES
+def test_both_promote_and_rescue_at_the_same_moment(by_our_clock: str, name: str) -> None:
+    both = machine(name, by_our_clock)()
+    both.insert([("a", 1, None, None, "k", None)] * 2 + [("b", 1, None, None, "k", None)], copied=False, skip=False)
+    both.insert([("a", 2, START + timedelta(seconds=n), None, "k", None) for n in (5, 6, 40)], copied=False, skip=False)
+    both.claim(0, "a", 2, 0.0, None, advance=False)
+    both.claim(1, "b", 1, 0.0, 20.0, advance=False)
+    for second in range(45):
+        both.time_passes(1.0)
+        both.promote(5)
+        both.rescue(RescueReason.STALE_HEARTBEAT, 2)
+        both.rescue(RescueReason.DEADLINE_EXCEEDED, 2)
+        if second in {4, 10}:
+            both.beat(0)
+        both.every_job_is_the_same_on_both()
+    both.teardown()
