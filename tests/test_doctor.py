@@ -99,3 +99,14 @@ def test_what_holds_a_sealed_segment_for_long_is_a_problem_and_a_full_ring_is(cl
     problems = " ".join(client.perform(diagnose()).problems)
     assert "No segment is free" in problems
     assert "Segment 0 is held by 1 attempts, the oldest running for 30" in problems
+
+
+def test_it_counts_what_waits_for_callbacks_and_says_that_one_is_late(client: awa_sync.Client) -> None:
+    with client.transaction() as tx:
+        tx.execute(
+            "INSERT INTO awa.callbacks (job_id, run_lease, callback_id, state, seg, claim_id, idx, timeout_at, queue)"
+            " SELECT i, 1, gen_random_uuid(), 2, 0, 1, 0, now() + (i - 2) * interval '100 s', 'q' FROM generate_series(1, 3) i"
+        )
+    found = client.perform(diagnose())
+    assert found.waiting == 3
+    assert any("A callback has been late for 100 s" in problem for problem in found.problems)

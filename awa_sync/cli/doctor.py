@@ -29,6 +29,8 @@ def _show(found: Diagnosis) -> None:
     display.segments(found.segments)
     leader = "no worker leads" if found.leader is None else f"worker {found.leader} leads"
     print(f"workers: {found.workers}; {leader}")
+    if found.waiting:
+        print(f"jobs that wait for a callback: {found.waiting}")
     for problem in found.problems:
         print(f"! {problem}")
     if not found.problems:

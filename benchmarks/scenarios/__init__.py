@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from benchmarks.arena import Arena
+from benchmarks.scenarios.callbacks import callbacks
 from benchmarks.scenarios.cost import cost
 from benchmarks.scenarios.drain import drain
 from benchmarks.scenarios.enqueue import enqueue
@@ -21,7 +22,7 @@ Scenario = Callable[[Arena, System, Options], list[Figure]]
 
 SCENARIOS: Mapping[str, Scenario] = {
     each.__name__: each
-    for each in (drain, cost, latency, enqueue, producers, fleet, idle, pinned, memory, reads, rescue)
+    for each in (drain, cost, latency, enqueue, producers, fleet, idle, pinned, memory, reads, rescue, callbacks)
 }
-ONLY_OF: Mapping[str, str] = {"reads": "awa-sync", "rescue": "awa-sync"}
+ONLY_OF: Mapping[str, str] = {"reads": "awa-sync", "rescue": "awa-sync", "callbacks": "awa-sync"}
 """Scenarios that compare nothing, and the system they are measured on."""

@@ -51,7 +51,8 @@ class Diagnosis:
     """What there is to know.
 
     restored: this is a dump of another cluster that was not rebased. leader: the worker that leads, None when none does.
-    silent: workers that beat no more, and for how many seconds. transactions: the oldest open ones, longest first.
+    silent: workers that beat no more, and for how many seconds. waiting: jobs that wait for a callback, up to 10,000. late: for
+    how many seconds the one whose time is up the longest was not rescued. transactions: the oldest open ones, longest first.
     """
 
     segments: tuple[Segment, ...]
@@ -60,6 +61,8 @@ class Diagnosis:
     workers: int
     silent: Mapping[int, float]
     transactions: tuple[Session, ...]
+    waiting: int = 0
+    late: float = 0.0
 
     @property
     def problems(self) -> list[str]:
@@ -82,6 +85,8 @@ class Diagnosis:
         if self.workers and self.leader is None:
             found.append("No worker leads: nothing is rescued, emptied or enqueued by cron.")
         found += [f"Worker {id} has been silent for {age:.0f} s." for id, age in self.silent.items()]
+        if self.late >= SILENT:
+            found.append(f"A callback has been late for {self.late:.0f} s, and its job was not rescued.")
         for each in self.transactions:
             if each.age >= LONG:
                 found.append(f"The transaction of {each.name} is open for {each.age:.0f} s.")
@@ -167,6 +172,13 @@ def diagnose(schema: str = "awa") -> Op[Diagnosis]:
             "doctor.workers",
             f"SELECT id, extract(epoch FROM clock_timestamp() - heartbeat_at)::float8 FROM {n.s}.instances ORDER BY id",
         )
+        calls: Rows = yield Statement(
+            "doctor.callbacks",
+            "SELECT (SELECT count(*) FROM"
+            f" (SELECT FROM {n.s}.callbacks WHERE state IN (1, 2) ORDER BY timeout_at, job_id LIMIT 10000) c)::int,"
+            f" coalesce((SELECT extract(epoch FROM clock_timestamp() - min(timeout_at)) FROM {n.s}.callbacks"
+            " WHERE state IN (1, 2)), 0)::float8",
+        )
         return Diagnosis(
             tuple(segments),
             moved[0][0],
@@ -174,6 +186,8 @@ def diagnose(schema: str = "awa") -> Op[Diagnosis]:
             len(beats),
             {id: age for id, age in beats if age >= SILENT},
             tuple(Session(*row) for row in oldest_sessions),
+            calls[0][0],
+            max(0.0, calls[0][1]),
         )
 
     return Op("diagnose", plan, safe_to_retry=True)

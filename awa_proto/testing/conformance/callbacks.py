@@ -433,6 +433,28 @@ async def a_callback_and_its_timeout_at_the_same_time_are_one_winner(kit: Kit) -
             await kit.finalize(end(attempt)._replace(flushed=True))
 
 
+async def a_waiter_whose_worker_died_can_be_completed_and_is_rescued_once_it_was_resumed_or_late(kit: Kit) -> None:
+    """Nobody runs its handler any more, and nothing of it is stuck."""
+    attempt, id = await waiting(kit)
+    assert (await kit.run(kit.store.find_stale(0.0, 10))).stranded == []
+    await kit.run(outside(kit).complete_external(id))
+    assert (await kit.job(attempt.id)).state is JobState.COMPLETED
+    attempt, id = await waiting(kit)
+    await kit.run(outside(kit).resume_external(id))
+    (stranded,) = (await kit.run(kit.store.find_stale(0.0, 10))).stranded
+    assert stranded.attempt.id == attempt.id
+    transition = conclude(stranded.attempt, RescueReason.STALE_HEARTBEAT, now(), lambda: 0.0)
+    assert await kit.finalize(Ended(stranded.attempt, transition, flushed=stranded.recorded)) == [Verdict.ACCEPTED]
+    assert (await kit.job(attempt.id)).state is JobState.RETRYABLE
+    await is_dead(kit, id)
+    attempt, id = await waiting(kit)
+    await kit.run(outside(kit).heartbeat_callback(id, 0.0))
+    ((stranded, called),) = (await kit.run(kit.store.find_expired(10))).stranded
+    ended = Ended(stranded.attempt, late(stranded.attempt), flushed=stranded.recorded, called=called)
+    assert await kit.finalize(ended) == [Verdict.ACCEPTED]
+    assert (await kit.job(attempt.id)).state is JobState.RETRYABLE
+
+
 async def a_person_cancels_and_retries_jobs_that_wait(kit: Kit) -> None:
     calls = outside(kit)
     for way in (waiting, parked):
