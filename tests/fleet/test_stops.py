@@ -210,12 +210,15 @@ IGNORING = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_handler_that_ignores_its_cancellation_is_left_and_rescued_elsewhere(other: Member, database: str) -> None:
+@pytest.mark.parametrize("cases", [IGNORING], ids=["asyncio, trio, sync"])
+def test_a_handler_that_ignores_its_cancellation_is_left_and_rescued_elsewhere(
+    other: Member, database: str, cases: list[tuple[str, str, str]]
+) -> None:
     """The grace passes, and the process exits with 1, although asyncio.run and trio.run wait for such coroutines."""
     rescued: list[str] = []
     with ExitStack() as stack:
         left: list[Stopping] = []
-        for flavour, kind, command in IGNORING:
+        for flavour, kind, command in cases:
             queue = f"{flavour}, {kind}, {command}"
             other.call("insert", {"n": 1}, kind=kind, queue=queue)
             left.append(start(stack, flavour, database, queue, command=command, grace=0.0))
@@ -245,11 +248,14 @@ HURRIED = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_second_signal_ends_it_at_once_with_an_exit_code_of_its_own(other: Member, database: str) -> None:
+@pytest.mark.parametrize("cases", [HURRIED], ids=["asyncio, trio, sync"])
+def test_a_second_signal_ends_it_at_once_with_an_exit_code_of_its_own(
+    other: Member, database: str, cases: list[tuple[str, str, str, int]]
+) -> None:
     """Not after the grace of an hour, also when handlers ignore their cancellation: 128 and the number of that signal."""
     with ExitStack() as stack:
         ended: list[tuple[Stopping, int]] = []
-        for flavour, kind, command, second in HURRIED:
+        for flavour, kind, command, second in cases:
             queue = f"{flavour}, {kind}, {command}"
             other.call("insert", {"n": 1, "takes": 3600.0}, kind=kind, queue=queue)
             ended.append((start(stack, flavour, database, queue, command=command), second))
