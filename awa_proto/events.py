@@ -3,8 +3,8 @@
 Each carries the job as it is after the transition, and its args. Events are best effort and in-process: they observe
 committed state, and are lost with the process. What must survive a crash is a follow-up.
 
-Not frozen, since a frozen dataclass takes three times as long to make; `job` and `duration` of what a worker tells are made
-when they are first asked for, as most hooks look at little. An event is the hook's own: changing it changes no other.
+Not frozen, since a frozen dataclass takes three times as long to make; the fields of what a worker tells are made when they
+are first asked for, as most hooks look at little. An event is the hook's own: changing it changes no other.
 
 Users see this module as `events` of their package, since `Completed` by itself is what a handler returns:
 
@@ -16,10 +16,12 @@ Users see this module as `events` of their package, since `Completed` by itself 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+from typing_extensions import override
 
 from awa_proto.job import JobRow
 
@@ -38,24 +40,35 @@ class RescueReason(StrEnum):
 class _Told:
     """What events have in common: fields that are not there yet are filled in when one of them is asked for."""
 
-    __slots__ = ("_unmade",)
+    __slots__ = ("_decode", "_unmade")
 
     if not TYPE_CHECKING:  # a checker would take any name for a field
 
         def __getattr__(self, name: str) -> Any:
             """Of a field that is not there: Python asks here for nothing else, so that those that are cost nothing."""
-            if name == "_unmade" or not hasattr(self, "_unmade"):
+            if name == "args" and hasattr(self, "_decode"):
+                self.args = self._decode(job_args_json(self))
+                del self._decode
+                return self.args
+            if name in {"_decode", "_unmade"} or not hasattr(self, "_unmade"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             *_, fill, source = self._unmade
             del self._unmade
             fill(self, source)
             return getattr(self, name)
 
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What is copied or pickled has all its fields."""
+        return type(self), tuple(getattr(self, each.name) for each in fields(self))  # type: ignore[arg-type]
+
 
 def unmade(event_type: type[E], kind: str, args_json: str, fill: Callable[[E, Any], None], source: object) -> E:
-    """An event without its args, of a job of that kind. The other fields are set by `fill(event, source)` when needed."""
+    """An event without its args, of a job of that kind. The other fields are set by `fill(event, source)` when needed.
+
+    Only of a job whose handler has had these args.
+    """
     event = event_type.__new__(event_type)
-    event.args = None  # type: ignore[attr-defined]
     event._unmade = kind, args_json, fill, source  # type: ignore[attr-defined]  # noqa: SLF001
     return event
 
@@ -159,13 +172,23 @@ def job_args_json(event: AnyEvent) -> str:
     return args_json
 
 
-def with_args(event: AnyEvent, args: Any) -> AnyEvent:
-    """A copy of an event, with its args."""
+def copied(event: AnyEvent) -> AnyEvent:
+    """Another event that says the same, without its args."""
     try:
         facts = event._unmade  # type: ignore[union-attr]  # noqa: SLF001
     except AttributeError:
-        return replace(event, args=args)
-    copied: AnyEvent = object.__new__(type(event))
-    copied.args = args
-    copied._unmade = facts  # type: ignore[union-attr]  # noqa: SLF001
-    return copied
+        return replace(event, args=None)
+    other: AnyEvent = object.__new__(type(event))
+    other._unmade = facts  # type: ignore[union-attr]  # noqa: SLF001
+    return other
+
+
+def give_args(event: AnyEvent, decode: Callable[[str], Any], *, fit: bool) -> None:
+    """Give an event its args, read from their JSON text by `decode`. Raises whatever that raises.
+
+    fit: they are known to be readable where a handler has had them, and are read when they are asked for.
+    """
+    if fit and hasattr(event, "_unmade"):
+        event._decode = decode  # type: ignore[union-attr]  # noqa: SLF001
+    else:
+        event.args = decode(job_args_json(event))

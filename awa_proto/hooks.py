@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from awa_proto.error_text import describe, traceback_of
-from awa_proto.events import AnyEvent, job_args_json, job_kind, with_args
+from awa_proto.events import AnyEvent, copied, give_args, job_kind
 from awa_proto.worker.events import Emit
 from awa_proto.worker.report import ERROR, WARNING, Report, about
 from awa_proto.worker.tally import HOOKS_DROPPED, Tally
@@ -47,6 +47,7 @@ class Hook:
     kind: the one it is for, or None where a class says it. args_type: the class of `event.args`; None for a dict.
     function: called with an event. is_async: a coroutine function; a plain function runs in a thread.
     decode: args from their JSON text; raises what it likes. name: where the function is written.
+    fits: whatever a handler of the kind was called with can be decoded.
     """
 
     kind: str | None
@@ -55,6 +56,7 @@ class Hook:
     decode: Callable[[str], Any]
     is_async: bool
     name: str
+    fits: bool = False
 
 
 class RunHook:
@@ -82,14 +84,12 @@ class RunHook:
 
     def call(self) -> Any:
         """Call the hook with the event, whose args are as it wants them. Raises whatever the hook raises, or ArgsNotRead."""
-        event, hook = self.event, self.hook
+        hook = self.hook
+        event = copied(self.event) if self.later else self.event
         try:
-            args = hook.decode(job_args_json(event))
+            give_args(event, hook.decode, fit=hook.fits)
         except Exception as error:  # a validator of the user may raise anything
             raise ArgsNotRead(describe(error)) from error
-        if self.later:
-            return hook.function(with_args(event, args))
-        event.args = args
         return hook.function(event)
 
 

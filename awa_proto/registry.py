@@ -10,6 +10,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -259,7 +260,9 @@ class Registry:
         hooks: dict[str, tuple[Hook, ...]] = {}
         for hook in self._hooks:
             for kind in self._kinds_of(hook):
-                hooks[kind] = (*hooks.get(kind, ()), hook)
+                task = self._tasks.get(kind)
+                fits = hook.args_type is None or (task is not None and task.args_type is hook.args_type)
+                hooks[kind] = (*hooks.get(kind, ()), replace(hook, fits=fits))
         _become(self._hooks_by_kind, hooks)
         follow_ups: dict[str, Mapping[Outcome, tuple[FollowUp, ...]]] = {}
         for each in self._follow_ups:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import heapq
 import logging
+import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -16,10 +19,11 @@ from awa_proto import events
 from awa_proto.args import decoder
 from awa_proto.errors import ValidationError
 from awa_proto.events import AnyEvent
-from awa_proto.hooks import AT_ONCE, MOST_WAITING, SAID_EVERY, Hook, HookQueue, RunHook
-from awa_proto.job import JobRow, JobState
+from awa_proto.hooks import AT_ONCE, MOST_WAITING, SAID_EVERY, ArgsNotRead, Hook, HookQueue, RunHook
+from awa_proto.job import Attempt, JobRow, JobState
 from awa_proto.registry import Registry
 from awa_proto.worker.events import Emit
+from awa_proto.worker.happened import started
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -245,6 +249,73 @@ def test_a_hook_of_a_kind_hears_of_jobs_whose_args_are_no_object(args: str) -> N
     (run,) = queue.happened([event(1, args=args)], 0.0, None)
     run.call()
     assert [got.args for got in heard] == [got.job.args for got in heard]
+
+
+class Reading:
+    """A registry with a task of SendEmail, whose args it counts how often they are read."""
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+        self.registry.task(SendEmail)(id)
+        self.read = 0
+
+    def hooked(self, args_type: type[Any], function: Any) -> None:
+        def decode(text: str) -> Any:
+            self.read += 1
+            return decoder(args_type)(text)
+
+        self.registry.add_hook(Hook("send_email", args_type, function, decode, is_async=False, name="hook"))
+
+    def told(self, args: str = '{"to":"a"}') -> None:
+        """A handler was called with these args, and its hooks are told so."""
+        attempt = Attempt(1, 2, 3, 4, 7, "q", 2, "send_email", args, 1, 3, NOON, NOON, None)
+        queue = HookQueue(self.registry.hooks)
+        (run,) = queue.happened((started(attempt, NOON, None),), 0.0, None)
+        following: RunHook | None = run
+        while following is not None:
+            following.call()
+            following = queue.ended(following)
+
+
+def test_args_that_a_handler_has_had_are_read_for_a_hook_when_it_asks_for_them() -> None:
+    reading, seen = Reading(), list[Any]()
+    reading.hooked(SendEmail, lambda event: seen.append(event.job.id))
+    reading.told()
+    assert (seen, reading.read) == ([7], 0)
+    reading.hooked(SendEmail, lambda event: seen.append((event.args, event.args is event.args)))
+    reading.told()
+    assert (seen, reading.read) == ([7, 7, (SendEmail("a"), True)], 1)
+
+
+def test_args_that_each_of_several_hooks_asks_for_are_its_own() -> None:
+    reading, seen = Reading(), list[str]()
+
+    def changes(event: AnyEvent) -> None:
+        seen.append(event.args.to)
+        event.args.to = "changed"
+
+    for _ in range(3):
+        reading.hooked(SendEmail, changes)
+    reading.told()
+    assert (seen, reading.read) == (["a"] * 3, 3)
+
+
+def test_args_that_may_not_fit_the_class_of_a_hook_are_read_before_it_is_called() -> None:
+    reading = Reading()
+    reading.hooked(Receipt, id)
+    with pytest.raises(ArgsNotRead):
+        reading.told()
+    assert reading.read == 1
+
+
+def test_an_event_that_is_pickled_or_copied_has_everything() -> None:
+    reading, kept = Reading(), list[AnyEvent]()
+    reading.hooked(SendEmail, kept.append)
+    pickled: Callable[[AnyEvent], AnyEvent] = lambda event: pickle.loads(pickle.dumps(event))  # noqa: E731
+    for copied in (copy.copy, copy.deepcopy, pickled):
+        reading.told()
+        again = copied(kept[-1])
+        assert (again.args, again.job.id, again) == (SendEmail("a"), 7, kept[-1])
 
 
 def test_each_hook_runs_in_the_context_that_came_with_its_event() -> None:
