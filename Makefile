@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 EXTRAS := asyncpg,psycopg,trio,embedded,cli,cron,cel,web
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 3
 CHAOS_ARGS ?=
 BENCH_ARGS ?=
 
@@ -42,7 +42,7 @@ test-3.%:
 	elif [ "$$($(BIN)/python -c 'import sys; print(sys.version_info[1])')" = "$*" ]; then :; \
 	else $(MAKE) --no-print-directory .venv-3.$*/.has-test PYTHON="$$found" && \
 		echo "Python 3.$*:" && \
-		.venv-3.$*/bin/python -m pytest -q -m "smoke or not (database or slow or chaos)"; fi
+		.venv-3.$*/bin/python -m pytest -q $(PYTEST_ARGS) -m "smoke or not (database or slow or chaos)"; fi
 
 check: .venv/.has-check
 	$(BIN)/ruff check .
