@@ -79,11 +79,19 @@ def _is_slow(path: Path) -> bool:
     return path.parent.name in {"chaos", "cuts", "fleet"} or path.name == "test_serve.py"
 
 
+def _on_second_server(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    params = {} if callspec is None else callspec.params
+    return params.get("postgres", SERVERS[0]) != SERVERS[0] or params.get("own_server", SERVERS[0]) != SERVERS[0]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs a server, before -m selects; of what is slow, one flavour on the second server is enough."""
     items[:] = [item for item in items if not (_is_slow(item.path) and re.search(_REPEATED, item.name))]
     for item in items:
+        if _on_second_server(item):
+            item.add_marker("no_cover")  # the same lines once more, at twice the price
         if {"postgres", "own_server"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("database")
 
