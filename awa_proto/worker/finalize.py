@@ -179,7 +179,7 @@ class Finalizer:
         self._backoff.reset()
         self._context.report.recovered("flush failed", "results are written again")
         again: list[Ended] = []
-        otherwise: list[tuple[Attempt, Verdict]] = []
+        otherwise: list[tuple[Ended, Verdict]] = []
         hooked = self._context.hooked
         kinds = hooked.kinds
         told: list[Ended] = []
@@ -203,7 +203,7 @@ class Finalizer:
             elif verdict is Verdict.AGAIN:
                 again.append(ended)
             else:
-                otherwise.append((ended.attempt, verdict))
+                otherwise.append((ended, verdict))
         self.unwritten -= len(batch.ended) - len(again)
         for (kind, queue, ending, to), times in endings.items():
             self._endings.count(kind, queue, ending, to, times)
@@ -219,9 +219,12 @@ class Finalizer:
             batch.due = now
             self._stuck.insert(0, batch)
 
-    def _tell_otherwise(self, otherwise: Sequence[tuple[Attempt, Verdict]], now: float) -> None:
-        """Say which attempts did not end as their handlers meant."""
-        for attempt, verdict in otherwise:
+    def _tell_otherwise(self, otherwise: Sequence[tuple[Ended, Verdict]], now: float) -> None:
+        """Say which attempts did not end as their handlers meant. That a callback came before its job was parked is no news."""
+        for ended, verdict in otherwise:
+            attempt = ended.attempt
+            if verdict is Verdict.STALE and ended.transition.ending is Ending.WAIT:
+                continue
             if verdict is Verdict.DUPLICATE:
                 self._context.report.sample(
                     now, INFO, "rescheduled as duplicate",

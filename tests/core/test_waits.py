@@ -1,0 +1,123 @@
+"""Handlers that wait, event by event: what wakes them, what their deadlines do meanwhile, and what is forgotten."""
+
+from collections.abc import Sequence
+
+from awa_proto.job import Attempt
+from awa_proto.outcome import Raised, Returned, WaitForCallback
+from awa_proto.recording import Recording
+from awa_proto.store import Promoted, Ring, Verdict, Verdicts, Waited
+from awa_proto.worker.config import QueueConfig
+from awa_proto.worker.events import (
+    CancelJob,
+    Emit,
+    JobEnded,
+    Output,
+    Reason,
+    RunOp,
+    WaitAsked,
+    WaitLeft,
+    WaitOver,
+    Woken,
+)
+from awa_proto.worker.tally import STALE
+from tests.core.test_machine import Bench, attempt, of
+
+ONE = attempt(extra='{"deadline":10.0}')
+ASKED, NOTHING = WaitAsked(ONE, "a"), [Waited(is_over=False)]
+
+
+def started(*attempts: Attempt) -> Bench:
+    bench = Bench(QueueConfig(max_workers=2), poll_interval=2.0).running()
+    bench.claimed(*attempts)
+    return bench
+
+
+def asks(said: Sequence[Output]) -> int:
+    return sum(output.op.name == "wait" for output in of(RunOp, said))
+
+
+def idle(bench: Bench, seconds: float) -> list[Output]:
+    """Time passes, and whatever else is asked on the same connection is answered."""
+    said: list[Output] = []
+    for _ in range(round(seconds * 10)):
+        said += bench.wait(0.1)
+        for name, answer in (("promote", Promoted(0)), ("survey", (Ring(1), {})), ("replan", None)):
+            if name in bench.ops:
+                said += bench.done(name, answer)
+    return said
+
+
+def test_a_notification_is_looked_after_at_once_and_the_handler_goes_on_with_what_came() -> None:
+    bench = started(ONE)
+    assert asks(bench.hear(ASKED)) == 1
+    bench.done("wait", NOTHING)
+    assert asks(bench.hear(Woken(f"^{ONE.id}:{ONE.run_lease}"))) == 1
+    said = bench.done("wait", [Waited(is_over=True, result='{"n":1}')])
+    assert of(WaitOver, said) == [WaitOver(ONE, "a", '{"n":1}')]
+    assert asks(bench.hear(Woken(f"^{ONE.id}:{ONE.run_lease}"))) == 0, "nobody waits any more"
+
+
+def test_a_notification_that_is_lost_costs_one_poll_interval() -> None:
+    bench = started(ONE, attempt(2))
+    bench.hear(ASKED, WaitAsked(attempt(2), "b"))
+    bench.done("wait", NOTHING * 2)
+    assert asks(idle(bench, 1.9)) == 0
+    assert asks(idle(bench, 0.2)) == 1, "one statement for all"
+    said = bench.done("wait", [Waited(is_over=True), Waited(is_over=False)])
+    assert of(WaitOver, said) == [WaitOver(ONE, "a", None)]
+
+
+def test_the_deadline_stands_still_and_then_has_what_was_left() -> None:
+    bench = started(ONE)
+    idle(bench, 4.0)
+    bench.hear(ASKED)
+    bench.done("wait", NOTHING)
+    for _ in range(50):
+        assert of(CancelJob, idle(bench, 2.0)) == []
+        if "wait" in bench.ops:
+            bench.done("wait", NOTHING)
+    bench.hear(Woken(f"^{ONE.id}:{ONE.run_lease}"))
+    idle(bench, 0.2)
+    bench.done("wait", [Waited(is_over=True, result="1")])
+    assert of(CancelJob, idle(bench, 5.9)) == []
+    assert of(CancelJob, idle(bench, 0.2)) == [CancelJob(ONE, Reason.DEADLINE)]
+
+
+def test_a_handler_that_leaves_says_so_and_its_deadline_goes_on() -> None:
+    bench = started(ONE)
+    bench.hear(ASKED)
+    bench.done("wait", NOTHING)
+    idle(bench, 1.0)
+    assert "leave" in {output.op.name for output in of(RunOp, bench.hear(WaitLeft(ONE, "a")))}
+    bench.done("leave")
+    assert of(CancelJob, idle(bench, 9.9)) == []
+    assert of(CancelJob, idle(bench, 0.2)) == [CancelJob(ONE, Reason.DEADLINE)]
+
+
+def test_while_the_database_is_away_it_goes_on_to_wait() -> None:
+    bench = started(ONE)
+    bench.hear(ASKED)
+    assert of(WaitOver, bench.failed("wait", None)) == []
+    assert asks(idle(bench, 0.1)) == 1
+    assert of(WaitOver, bench.done("wait", [Waited(is_over=True, result="1")])) == [WaitOver(ONE, "a", "1")]
+
+
+def test_a_handler_that_ended_is_asked_for_no_more_and_one_that_does_not_run_waits_in_vain() -> None:
+    bench = started(ONE)
+    bench.hear(ASKED)
+    bench.done("wait", NOTHING)
+    bench.hear(JobEnded(ONE, Raised(ValueError("over"))))
+    assert asks(idle(bench, 10.0)) == 0
+    assert of(WaitOver, bench.hear(ASKED)) == [WaitOver(ONE, "a", None)]
+
+
+def test_that_a_callback_came_before_its_job_was_parked_is_no_news() -> None:
+    bench = Bench().running()
+    (start,) = bench.claimed(ONE)
+    recording = Recording(ONE, None)
+    recording.registered("a")
+    start.recordings[ONE.id, ONE.run_lease] = recording
+    bench.hear(JobEnded(ONE, Returned(WaitForCallback("a"))))
+    said = bench.done("finalize", Verdicts([Verdict.STALE]))
+    assert of(Emit, said) == []
+    assert (bench.machine.unwritten, bench.machine.tally.total(STALE)) == (0, 0)
