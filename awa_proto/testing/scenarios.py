@@ -45,7 +45,7 @@ def live(seed: int) -> Simulation:
     life.begin()
     world.run(life.trouble)
     life.calm_down()
-    world.run_until(life.is_settled, at_most=400.0, step=1.0)
+    world.run_until(life.is_settled, at_most=2000.0, step=1.0)  # one slot may have twenty jobs of twenty seconds
     life.go_on()
     life.end()
     return world
