@@ -81,8 +81,8 @@ def _is_slow(path: Path) -> bool:
 
 def _on_second_server(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
-    params = {} if callspec is None else callspec.params
-    return params.get("postgres", SERVERS[0]) != SERVERS[0] or params.get("own_server", SERVERS[0]) != SERVERS[0]
+    params: dict[str, object] = {} if callspec is None else callspec.params
+    return any(params.get(server, SERVERS[0]) != SERVERS[0] for server in ("postgres", "own_server"))
 
 
 @pytest.hookimpl(tryfirst=True)

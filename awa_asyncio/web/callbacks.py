@@ -1,11 +1,17 @@
-"""The ASGI application (asgi.readthedocs.io, version 3) of the ingress: it carries bytes, and `awa_proto` decides."""
+"""The ASGI application of the ingress: Starlette speaks ASGI, and `awa_proto` decides."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Router
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from awa_proto.callbacks.ingress import (
     BODY_TIMEOUT,
@@ -22,9 +28,6 @@ from awa_proto.outcome import Seconds
 from awa_proto.plan import Op
 
 T = TypeVar("T")
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 
 class Performs(Protocol):
@@ -83,34 +86,36 @@ class CallbacksApp:
     def __init__(self, client: Performs, ingress: Ingress) -> None:
         self._client = client
         self._ingress = ingress
+        self._router = Router(redirect_slashes=False, default=self._take)  # which path is which, the core says
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        match scope["type"]:
-            case "http":
-                answer = await self._answer(scope, receive)
-                if answer is not None:
-                    await _send(answer, scope, send)
-            case "lifespan":
-                await _live(receive, send)
-            case "websocket":
-                await receive()
-                await send({"type": "websocket.close"})
-            case _:
-                pass
+        await self._router(scope, receive, send)
 
-    async def _answer(self, scope: Message, receive: Receive) -> Answer | None:
-        """None: nobody is there to hear it."""
-        begun = self._ingress.begin(_head(scope))
+    async def _take(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await WebSocketClose()(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            answer = await self._answer(request)
+        except ClientDisconnect:
+            return  # nobody is there to hear it
+        headers = dict(answer.headers)
+        if answer.ends_connection and scope.get("http_version", "1.1").startswith("1"):
+            headers["Connection"] = "close"
+        body = b"" if request.method == "HEAD" else answer.body
+        await Response(body, answer.status, headers)(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Answer:
+        begun = self._ingress.begin(_head(request))
         if isinstance(begun, Answer):
             return begun
         try:
             async with asyncio.timeout(begun.timeout):
-                body = await _body(begun, receive)
+                body = await _body(begun, request)
         except TimeoutError:
             return self._ingress.too_slow()
-        if body is None:
-            return None
         wanted = self._ingress.finish(begun, body, time.time())
         return wanted if isinstance(wanted, Answer) else await self._carried_out(wanted)
 
@@ -122,41 +127,19 @@ class CallbacksApp:
         return call.succeeded(result)
 
 
-def _head(scope: Message) -> Head:
-    headers: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        key, said = name.decode("latin-1").lower(), value.decode("latin-1")
-        headers[key] = f"{headers[key]},{said}" if key in headers else said
-    path, root = scope["path"], scope.get("root_path", "")
+def _head(request: Request) -> Head:
+    headers = {name: ",".join(request.headers.getlist(name)) for name in request.headers}
+    path, root = request.scope["path"], request.scope.get("root_path", "")
     if root and path.startswith(f"{root}/"):  # below where it is mounted
         path = path[len(root) :]
-    return Head(scope["method"], path, headers)
+    return Head(request.method, path, headers)
 
 
-async def _body(reading: Reading, receive: Receive) -> bytes | None:
-    """The body, or as much of it as shows that it is too large; None when the sender has gone away."""
+async def _body(reading: Reading, request: Request) -> bytes:
+    """The body, or as much of it as shows that it is too large. Raises ClientDisconnect."""
     body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        body += message.get("body", b"")
-        if len(body) > reading.most or not message.get("more_body", False):
-            return bytes(body)
-
-
-async def _send(answer: Answer, scope: Message, send: Send) -> None:
-    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
-    if answer.ends_connection and scope.get("http_version", "1.1").startswith("1"):
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else answer.body})
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    """A server begins and ends. The client is not ours to open or close."""
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
+    async for piece in request.stream():
+        body += piece
+        if len(body) > reading.most:
+            break
+    return bytes(body)

@@ -448,7 +448,7 @@ def test_it_starts_and_ends_with_its_server_and_takes_no_websocket() -> None:
         sent.append(message["type"])
 
     asyncio.run(app({"type": "lifespan"}, receive, send))
-    asyncio.run(app({"type": "websocket"}, receive, send))
+    asyncio.run(app({"type": "websocket", "path": "/"}, receive, send))
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete", "websocket.close"]
 
 
