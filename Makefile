@@ -8,14 +8,15 @@
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-EXTRAS := asyncpg,psycopg,trio,embedded,cli,cron,cel,web
+DEMO_EXTRAS := asyncpg,psycopg,trio,embedded,cli
+EXTRAS := $(DEMO_EXTRAS),cron,cel,web
 PYTEST_ARGS ?= -n 3
 CHAOS_ARGS ?=
 BENCH_ARGS ?=
 
 help:
 	@echo "make demo    the queue at work on an embedded PostgreSQL"
-	@echo "make test    all tests, with branch coverage (some ten minutes); PYTEST_ARGS='-k name' is passed on"
+	@echo "make test    all tests, with branch coverage (some twenty minutes); PYTEST_ARGS='-k name' is passed on"
 	@echo "             AWA_SIMULATOR_SEEDS=100000 and AWA_MODEL_EXAMPLES=300 look longer for what chance finds"
 	@echo "make chaos   workers killed 100 times, servers restarted 20 times, crashed 40 times; CHAOS_ARGS='-k trio' is passed on"
 	@echo "make check   lint, format, types, import contracts"
@@ -70,7 +71,7 @@ clean:
 	@touch $@
 
 %/.has-demo: %/.has-pip pyproject.toml
-	$*/bin/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	$*/bin/python -m pip install --quiet --editable '.[$(DEMO_EXTRAS)]'
 	@touch $@
 
 %/.has-test: %/.has-pip pyproject.toml
