@@ -199,6 +199,11 @@ class Failure(StrEnum):
 OF_ONE: Final = frozenset({Failure.REFUSED, Failure.UNIQUE_VIOLATION, Failure.BUSY, Failure.TIMED_OUT})
 """Failures of a batch that one thing in it may cause: the others may succeed without it."""
 
+OF_SERVER: Final = frozenset(
+    {Failure.TRANSIENT, Failure.CONNECTION_LOST, Failure.OUTCOME_UNKNOWN, Failure.UNAVAILABLE, Failure.READ_ONLY}
+)
+"""Failures that say nothing of the statement: when another one succeeds afterwards, this one may as well."""
+
 UNDEFINED_TABLE: Final = "42P01"
 
 _BY_SQLSTATE: dict[str, Failure] = {

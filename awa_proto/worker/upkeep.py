@@ -2,7 +2,8 @@
 
 A duty is an Op that is run now and then while this worker leads. All are right when two leaders run them at once, and when
 one is cut off anywhere. They share a connection, so one runs at a time, and none of them holds up a claim, a flush or a
-promotion. One that fails waits longer each time, up to a minute; the others go on.
+promotion. One that fails waits longer each time, up to a minute; the others go on. Those that failed since the server was away
+are tried as soon as one of them succeeds.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from awa_proto.errors import DatabaseError
+from awa_proto.errors import OF_SERVER, DatabaseError
 from awa_proto.plan import Op
 from awa_proto.worker.backoff import Backoff
 from awa_proto.worker.context import Context
@@ -37,9 +38,9 @@ class Duty(NamedTuple):
 
 
 class _Turn:
-    """A duty and its clock. is_running: its Op was asked for and not answered."""
+    """A duty and its clock. is_running: its Op was asked for and not answered. was_away: the server was, at its newest run."""
 
-    __slots__ = ("at", "backoff", "duty", "is_running", "runs")
+    __slots__ = ("at", "backoff", "duty", "is_running", "runs", "was_away")
 
     def __init__(self, duty: Duty, random: Callable[[], float]) -> None:
         self.duty = duty
@@ -47,6 +48,7 @@ class _Turn:
         self.at = math.inf
         self.is_running = False
         self.runs = 0
+        self.was_away = False
 
 
 class Upkeep:
@@ -99,6 +101,8 @@ class Upkeep:
                 return
             turn.is_running = False
             turn.backoff.reset()
+            turn.was_away = False
+            self._is_back(now)
             context.report.recovered(f"upkeep failed: {duty.name}", f"upkeep goes on: {duty.name}")
             wait = duty.said(answer, now)
             turn.at = now + (duty.every * (1 - 0.1 * context.random()) if wait is None else wait)
@@ -108,12 +112,19 @@ class Upkeep:
             if run != turn.runs:
                 return
             turn.is_running = False
+            turn.was_away = error.failure in OF_SERVER
             context.last_error = error
             context.report.warn(now, f"upkeep failed: {duty.name}", f"upkeep failed: {duty.name}", error=str(error))
             turn.at = now + turn.backoff.next()
             self._wait()
 
         context.lanes.run(Lane.UPKEEP, duty.op(), done, failed)
+
+    def _is_back(self, now: float) -> None:
+        """The server answers: what failed since it did not is tried now. Each once for each answer."""
+        for turn in self._turns:
+            if turn.was_away and not turn.is_running:
+                turn.at = min(turn.at, now)
 
     def _wait(self) -> None:
         at = min((turn.at for turn in self._turns), default=math.inf)

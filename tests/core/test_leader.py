@@ -12,7 +12,7 @@ from awa_proto.testing.process import Process
 from awa_proto.testing.simulator import Simulation
 from awa_proto.worker.config import QueueConfig, WorkerConfig
 from awa_proto.worker.duties import BATCH, ROTATE_EVERY
-from awa_proto.worker.events import Emit, RunOp
+from awa_proto.worker.events import Emit, Lane, RunOp
 from awa_proto.worker.leader import LEASE, RENEW_EVERY, SPREAD
 from tests.core.test_machine import NOON, Bench, of
 
@@ -117,6 +117,21 @@ def test_a_duty_that_fails_waits_longer_each_time_and_does_not_hold_up_the_other
     assert len(world.statements("rotate")) >= 300 // ROTATE_EVERY - 1
     assert worker.machine.health(world.now, world.now).upkeep.failing == ("probe",)
     assert 1 <= world.told["upkeep failed: probe"] <= 300 / 10
+
+
+def test_duties_that_failed_while_the_server_was_away_are_tried_when_one_of_them_succeeds() -> None:
+    world = Simulation(5)
+    worker = process(world)
+    away = [True]
+    world.interfere = lambda _number, run: DatabaseError("gone", AWAY) if away[0] and run.lane is Lane.UPKEEP else None
+    world.run(300.0)
+    away[0] = False
+    failing = set(worker.machine.health(world.now, world.now).upkeep.failing)
+    world.run(370.0)
+    done = [(line[0], line[4]) for line in world.trace if line[0] > 300.0 and line[2] == "run" and line[5] == "upkeep"]
+    began = done[0][0]
+    assert len(failing) > 8
+    assert len({name for at, name in done if at < began + 2.0}) == len(failing)
 
 
 def test_a_leader_stands_down_when_its_lease_ends_by_its_own_clock() -> None:
