@@ -9,7 +9,7 @@ from statistics import median
 import awa_sync
 from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import DeadLetter, Transition
-from awa_proto.store import Demand, Ended, WorkerInfo
+from awa_proto.store import Demand, Ended, Ring, WorkerInfo
 from awa_proto.store.queue import QueueStore
 from benchmarks.arena import Arena
 from benchmarks.systems import System
@@ -18,6 +18,8 @@ from benchmarks.trial import Figure, Options, site
 _QUEUES = ("mail", "images", "billing", "etl")
 _PARTS = 10
 _CALLS = 15
+_CLAIMED = 200
+"""Jobs of each queue that a claim takes: as many as a busy worker's, and with fewer five millions take long to be worked."""
 _LATER = timedelta(days=30)
 _ENQUEUE = """
 WITH made AS (
@@ -102,8 +104,7 @@ def _fill(client: awa_sync.Client, jobs: int) -> None:
     instance = client.perform(store.register(WorkerInfo(_QUEUES))).instance
     flush = 1
 
-    def claim(most: int) -> list[Attempt]:
-        ring, _ = client.perform(store.survey(_QUEUES))
+    def claim(most: int, ring: Ring) -> list[Attempt]:
         demands = [Demand(queue, most, aging=0.0) for queue in _QUEUES]
         return list(client.perform(store.claim(instance, ring, demands)).attempts)
 
@@ -112,7 +113,8 @@ def _fill(client: awa_sync.Client, jobs: int) -> None:
             client.perform(store.open_next())
             client.perform(store.publish())
         _sql(client, _ENQUEUE, part * jobs // _PARTS + 1, (part + 1) * jobs // _PARTS)
-        while attempts := claim(50):
+        ring, _ = client.perform(store.survey(_QUEUES))
+        while attempts := claim(_CLAIMED, ring):
             flush += 1
             ended = [
                 Ended(a, _ending(a, rng), output=f'{{"rows":{a.id}.0}}' if a.id % 100 == 0 else None) for a in attempts
@@ -120,8 +122,9 @@ def _fill(client: awa_sync.Client, jobs: int) -> None:
             client.perform(store.finalize(ended, flush))
     _sql(client, _DEFER, max(jobs // 50, 1))
     _sql(client, _ENQUEUE, jobs + 1, jobs + max(jobs // 50, 20))
+    ring, _ = client.perform(store.survey(_QUEUES))
     for _ in range(3):
-        claim(50)
+        claim(50, ring)
 
 
 def _ending(attempt: Attempt, rng: random.Random) -> Transition:
