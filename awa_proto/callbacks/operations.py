@@ -192,14 +192,13 @@ class CallbackOperations(Generic[C]):
         """
         result = _json("payload", payload)
         wanted = _Wanted(id, run_lease, (*_ENDS, Waits.PARKED))
-        flush = self._flush()
 
         def plan() -> Plan[JobRow]:
             for _ in range(_MOST_ASKS):
                 callback = yield from self._found(wanted)
                 if callback.waits is Waits.PARKED:
                     ended = _resumed(callback, result)
-                    verdict = yield from self._store.end_called(ended, flush)
+                    verdict = yield from self._store.end_called(ended, self._flush())
                     if verdict is Verdict.ACCEPTED:
                         return _after(ended)
                     if verdict is Verdict.DUPLICATE:

@@ -19,7 +19,7 @@ STORE = QueueStore(random=random.random)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PLAIN = NewJob("k", "q", "{}")
 WAITING = mask((JobState.SCHEDULED, JobState.AVAILABLE, JobState.RETRYABLE))
-JOB_ROW = (9, "k", "q", "{}", 1, 2, 0, 0, 25, NOW, NOW, None, None, None, None, None, None, None)
+JOB_ROW = (9, "k", "q", "{}", 1, 2, 0, 0, 25, NOW, NOW, *[None] * 9)
 
 
 def keyed(name: bytes = b"a", states: int = mask(DEFAULT_STATES), **fields: Any) -> NewJob:

@@ -204,7 +204,8 @@ async def of_two_closers_only_the_winner_brings_something_along(kit: DatabaseKit
                 try:
                     verdicts = await session.run(kit.store.finalize(ours, flush))
                 except DatabaseError as error:
-                    assert error.failure is Failure.TRANSIENT, error  # REPEATABLE READ: rolled back
+                    # rolled back: at REPEATABLE READ, or since the winner took more than the 200 ms that a closer waits
+                    assert error.failure in {Failure.TRANSIENT, Failure.BUSY}, error
                     lost.extend([AGAIN] * 2)
                 else:
                     assert verdicts.inserted == 0
