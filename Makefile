@@ -30,7 +30,7 @@ test: .venv/.has-test
 	$(BIN)/python -m pytest --cov --cov-report=term $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory test-3.12 test-3.13
 
-# What each of the four drivers goes through, on each PostgreSQL there is; AWA_CHAOS_SEED=... repeats what chance chose.
+# What each of the four drivers goes through; AWA_CHAOS_SEED=... repeats what chance chose.
 chaos: .venv/.has-test
 	AWA_CHAOS_SEED=$${AWA_CHAOS_SEED:-$$(date +%s)} AWA_CHAOS_KILLS=25 AWA_CHAOS_RESTARTS=5 AWA_CHAOS_CRASHES=10 \
 		$(BIN)/python -m pytest tests/chaos -rP $(CHAOS_ARGS)

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import coverage
 import pytest
 
 from awa_sync.cli.embedded import Server, ServerError, installed, server
@@ -59,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
         directory = Path(tempfile.mkdtemp(prefix="awa-tests-"))
         directory.chmod(0o755)
         os.environ["AWA_TEST_DIRECTORY"] = str(directory)  # pytest-xdist's workers inherit it
+    elif (of_subprocesses := coverage.Coverage.current()) is not None:
+        of_subprocesses.stop()  # a worker of pytest-xdist has another one, and `no_cover` would pause that alone
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -72,23 +75,30 @@ def pytest_report_header() -> list[str]:
     return [f"PostgreSQL: {', '.join(text for _, text in INSTALLED.values()) or 'no binaries'}; used: {SERVERS}"]
 
 
-_REPEATED = re.compile(r"\b18\b.*(asyncio-psycopg|trio|\bsync\b)|(asyncio-psycopg|trio|\bsync\b).*\b18\b")
-
-
-def _is_slow(path: Path) -> bool:
-    return path.parent.name in {"chaos", "cuts", "fleet"} or path.name == "test_serve.py"
+_ABOUT_SERVERS = {"adapters", "chaos", "conformance", "cuts", "store", "stress", "test_demo.py"}
+"""What statements, protocol and drivers do. The rest is built upon that, so for it the first server is enough."""
+_SLOW = {"chaos", "cuts"}
+"""Of these one flavour on the second server is enough as well."""
+_REPEATED = re.compile(r"asyncio-psycopg|trio|\bsync\b")
 
 
 def _on_second_server(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     params: dict[str, object] = {} if callspec is None else callspec.params
-    return any(params.get(server, SERVERS[0]) != SERVERS[0] for server in ("postgres", "own_server"))
+    return any(params.get(server, SERVERS[0]) != SERVERS[0] for server in ("postgres", "own_server", "fragile"))
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    where = item.path.relative_to(Path(__file__).parent).parts[0]
+    return _on_second_server(item) and (
+        where not in _ABOUT_SERVERS or (where in _SLOW and _REPEATED.search(item.name) is not None)
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a server, before -m selects; of what is slow, one flavour on the second server is enough."""
-    items[:] = [item for item in items if not (_is_slow(item.path) and re.search(_REPEATED, item.name))]
+    """Mark what needs a server, before -m selects; leave out what shows nothing more on the second server."""
+    items[:] = [item for item in items if not _is_left_out(item)]
     for item in items:
         if _on_second_server(item):
             item.add_marker("no_cover")  # the same lines once more, at twice the price
