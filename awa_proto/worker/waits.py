@@ -8,7 +8,7 @@ none comes                              | all that wait are looked for, in one s
 the callback has come                   | WaitOver with what it came with; the deadline goes on with what was left of it
 it never will: replaced, used, ended    | WaitOver without
 the handler leaves (its own timeout)    | that is written; the deadline goes on
-the database is away                    | it goes on to wait, and is looked for with back-off
+the database is away                    | it goes on to wait; whatever is to be asked or written is tried with back-off
 the handler ended, was cancelled        | forgotten: whatever ends the attempt takes the callback along
 """
 
@@ -37,6 +37,7 @@ class Waiter:
     __slots__ = (
         "_backoff",
         "_context",
+        "_is_away",
         "_is_busy",
         "_leaving",
         "_left",
@@ -57,6 +58,7 @@ class Waiter:
         self._look: dict[Fence, None] = {}
         self._leaving: list[Wait] = []
         self._is_busy = False
+        self._is_away = False
         self._backoff = Backoff(0.02, config_poll(context), context.random)
 
     def __len__(self) -> int:
@@ -89,19 +91,21 @@ class Waiter:
             self._look[fence] = None
 
     def tick(self, _: float) -> None:
-        """The timer: look for all, since notifications may be lost."""
+        """The timer: look for all, since notifications may be lost; or, since the database was away, ask again."""
+        self._is_away = False
         self._look = dict.fromkeys(self._waits)
 
     def settle(self, now: float) -> None:
         """Ask, and see to the timer."""
         if not self._waits and not self._leaving:
             self._context.timers.cancel(Timer.WAIT)
+            self._is_away = False
             return
         for fence in [fence for fence in self._waits if not self._running.runs(fence)]:
             del self._waits[fence]
             self._left.pop(fence, None)
             self._look.pop(fence, None)
-        if not self._is_busy:
+        if not self._is_busy and not self._is_away:
             if self._leaving:
                 self._leave()
             elif self._look:
@@ -132,6 +136,7 @@ class Waiter:
 
         def done(_: None, _now: float) -> None:
             self._is_busy = False
+            self._backoff.reset()
 
         def failed(error: DatabaseError, now: float) -> None:
             self._leaving += waits
@@ -141,6 +146,7 @@ class Waiter:
 
     def _failed(self, error: DatabaseError, now: float) -> None:
         self._is_busy = False
+        self._is_away = True
         self._context.last_error = error
         self._context.report.warn(
             now, "wait failed", "it could not be asked whether callbacks have come; asked again", error=str(error)

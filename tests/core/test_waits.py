@@ -36,6 +36,10 @@ def asks(said: Sequence[Output]) -> int:
     return sum(output.op.name == "wait" for output in of(RunOp, said))
 
 
+def leaves(said: Sequence[Output]) -> int:
+    return sum(output.op.name == "leave" for output in of(RunOp, said))
+
+
 def idle(bench: Bench, seconds: float) -> list[Output]:
     """Time passes, and whatever else is asked on the same connection is answered."""
     said: list[Output] = []
@@ -100,6 +104,32 @@ def test_while_the_database_is_away_it_goes_on_to_wait() -> None:
     assert of(WaitOver, bench.failed("wait", None)) == []
     assert asks(idle(bench, 0.1)) == 1
     assert of(WaitOver, bench.done("wait", [Waited(is_over=True, result="1")])) == [WaitOver(ONE, "a", "1")]
+
+
+def test_while_the_database_is_away_leaving_is_tried_again_with_back_off_and_is_not_forgotten() -> None:
+    bench = started(ONE)
+    bench.hear(ASKED)
+    bench.done("wait", NOTHING)
+    bench.hear(WaitLeft(ONE, "a"))
+    tried = 0
+    for _ in range(8):
+        said = bench.failed("leave", None)
+        assert leaves(said) == 0, "it was just refused"
+        while not leaves(said):
+            said = idle(bench, 0.1)
+            tried += 1
+            assert tried < 200
+    assert tried > 40, "2 s between two tries in the end"
+    bench.done("leave")
+    assert leaves(idle(bench, 10.0)) == 0
+
+
+def test_while_the_database_is_away_handlers_that_begin_to_wait_do_not_make_it_asked_more_often() -> None:
+    bench = started(ONE, attempt(2))
+    bench.hear(ASKED)
+    assert asks(bench.failed("wait", None)) == 0
+    assert asks(bench.hear(WaitAsked(attempt(2), "b"))) == 0
+    assert asks(idle(bench, 0.1)) == 1, "one statement for both"
 
 
 def test_a_handler_that_ended_is_asked_for_no_more_and_one_that_does_not_run_waits_in_vain() -> None:
