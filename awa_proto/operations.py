@@ -55,11 +55,6 @@ def _untraced() -> None:
     """The trace context where nothing is traced."""
 
 
-def _middle() -> float:
-    """Chance where none is given."""
-    return 0.5
-
-
 class Operations(CronOperations, CallbackOperations[C], Generic[C]):
     """The calls of a client whose jobs are in one store, generic over the connections that `using=` takes.
 
@@ -68,7 +63,7 @@ class Operations(CronOperations, CallbackOperations[C], Generic[C]):
     hooked: the kinds that have hooks, as they are when something is done to a job.
     traceparent: asked once a call for the trace context of its caller, which its jobs get; None for none.
     registered: the follow-ups of jobs that are ended by their callbacks. dead_letters: whether those that fail are kept apart.
-    tally: what is counted. random: floats in [0, 1).
+    tally: what is counted. random: floats in [0, 1), other ones each time, for the numbers by which flushes are told apart.
     """
 
     def __init__(
@@ -80,10 +75,10 @@ class Operations(CronOperations, CallbackOperations[C], Generic[C]):
         hooked: Collection[str] = (),
         traceparent: Callable[[], str | None] = _untraced,
         *,
+        random: Callable[[], float],
         registered: Registered = NO_FOLLOW_UPS,
         dead_letters: bool = False,
         tally: Tally | None = None,
-        random: Callable[[], float] = _middle,
     ) -> None:
         self._store = store
         self.traceparent = traceparent

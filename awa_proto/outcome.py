@@ -198,6 +198,7 @@ RESCUES: Final[dict[RescueReason, str]] = {
     RescueReason.EXPIRED_CALLBACK: "rescued: callback timed out",
 }
 """The error text of an attempt that was rescued."""
+NOT_REGISTERED: Final = "the handler waits for a callback that is not registered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +319,7 @@ def _of_value(value: object, callback: str | None) -> tuple[Ending, float | None
             case WaitForCallback(token=CallbackToken(id=token) | token) if token == callback and callback is not None:
                 return Ending.WAIT, None, {}
             case WaitForCallback():
-                return Ending.UNREGISTERED, None, {"error": "the handler waits for a callback that is not registered"}
+                return Ending.UNREGISTERED, None, {"error": NOT_REGISTERED}
             case Cancel(reason=reason) if isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 return Ending.CANCEL, None, {"error": clean(f"cancelled: {reason}")}
             case Cancel(reason=reason):

@@ -20,7 +20,8 @@ from awa_proto.options import text
 
 _log = logging.getLogger("awa")
 
-Action: TypeAlias = Literal["complete", "fail", "ignore"]
+Action: TypeAlias = Literal["ignore", "complete", "fail"]
+_ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 _JSON: Final = ("BOOL", "DOUBLE", "DYN", "INT", "LIST", "MAP", "NULL", "STRING", "UINT")
 """What a transformation may be known to give."""
 
@@ -69,9 +70,7 @@ def resolve(expressions: str | None, payload: Any, default_action: Action) -> De
         ValidationError: Another default action, or a payload beyond the limits of what expressions are evaluated over.
         ConfigurationError: There are expressions, and the library is not installed.
     """
-    if default_action not in get_args(Action):
-        shown = repr(default_action)[:40]
-        raise ValidationError("default_action", f'{shown} is none of "complete", "fail", "ignore"')
+    checked_action(default_action)
     if expressions is None:
         return _by_default(default_action, payload)
     texts: dict[str, str] = json.loads(expressions)
@@ -84,6 +83,15 @@ def resolve(expressions: str | None, payload: Any, default_action: Action) -> De
     if _condition(found, "on_complete", seen):
         return Decision("complete", _transformed(found, seen, payload))
     return _by_default(default_action, payload)
+
+
+def checked_action(value: object) -> Action:
+    """What is to be done where no expression decides. Raises ValidationError."""
+    for action in _ACTIONS:
+        if value == action:
+            return action
+    shown = repr(value)[:40] if isinstance(value, str) else f"a value of type {type(value).__name__}"
+    raise ValidationError("default_action", f"{shown} is none of {', '.join(_ACTIONS)}")
 
 
 def _by_default(action: Action, payload: Any) -> Decision:

@@ -24,7 +24,7 @@ from uuid import UUID
 
 from awa_proto import output as outputs
 from awa_proto.args import kind_of, to_object
-from awa_proto.callbacks.expressions import resolve
+from awa_proto.callbacks.expressions import Action, checked_action, resolve
 from awa_proto.callbacks.token import CallbackToken
 from awa_proto.error_text import clean
 from awa_proto.errors import CallbackNotFound, DatabaseError, SerializationError, ValidationError
@@ -47,8 +47,6 @@ _log = logging.getLogger("awa")
 C = TypeVar("C")
 T = TypeVar("T")
 
-DefaultAction: TypeAlias = Literal["ignore", "complete", "fail"]
-_ACTIONS: Final[tuple[DefaultAction, ...]] = ("ignore", "complete", "fail")
 CallbackId: TypeAlias = str | UUID | CallbackToken
 """The id of a callback, as the outside world knows it."""
 TIMEOUT: Final = 3600.0
@@ -197,12 +195,9 @@ class CallbackOperations(Generic[C]):
             for _ in range(_MOST_ASKS):
                 callback = yield from self._found(wanted)
                 if callback.waits is Waits.PARKED:
-                    ended = _resumed(callback, result)
-                    verdict = yield from self._store.end_called(ended, self._flush())
-                    if verdict is Verdict.ACCEPTED:
-                        return _after(ended)
-                    if verdict is Verdict.DUPLICATE:
-                        return _duplicate(ended)
+                    job = yield from self._written(_resumed(callback, result))
+                    if job is not None:
+                        return job
                 elif (yield from self._store.resume(callback, result)):
                     return _waiting(callback, JobState.RUNNING)
             _busy(wanted.id)
@@ -250,7 +245,7 @@ class CallbackOperations(Generic[C]):
         id: CallbackId,
         /,
         payload: object = None,
-        default_action: DefaultAction = "ignore",
+        default_action: Action = "ignore",
         *,
         run_lease: int | None = None,
         using: C | None = None,
@@ -270,7 +265,7 @@ class CallbackOperations(Generic[C]):
             FollowUpError: A follow-up function failed. Nothing is changed, so it can be tried again.
         """
         given = json.loads(_json("payload", payload))
-        action = _action(default_action)
+        action = checked_action(default_action)
         wanted = _Wanted(id, run_lease, (*_ENDS, Waits.PARKED))
 
         def attempt(told: list[AnyEvent]) -> Plan[Resolution]:
@@ -303,17 +298,17 @@ class CallbackOperations(Generic[C]):
             callback = yield from self._store.find_waiting(id)
             if callback is None:
                 return None
-            ended = _retried(callback)._replace(
-                called=Called(callback.id, (callback.waits,)),
-                flushed=callback.recorded is not None,
-                progress=callback.recorded,
-            )
-            verdict = yield from self._store.end_called(ended, self._flush())
-            if verdict is Verdict.ACCEPTED:
-                return _after(ended)
-            if verdict is Verdict.DUPLICATE:
-                return _duplicate(ended)
+            job = yield from self._written(_called(_retried(callback), callback, (callback.waits,)))
+            if job is not None:
+                return job
         return None
+
+    def _written(self, ended: Ended) -> Plan[JobRow | None]:
+        """The job afterwards; None when it was not written, since the callback is not as it was."""
+        verdict = yield from self._store.end_called(ended, self._flush())
+        if verdict is Verdict.DUPLICATE:
+            return _duplicate(ended)
+        return _after(ended) if verdict is Verdict.ACCEPTED else None
 
     def _ending(self, name: str, wanted: _Wanted, decide: Callable[[Callback], Ended], using: C | None) -> Op[JobRow]:
         def attempt(told: list[AnyEvent]) -> Plan[JobRow]:
@@ -343,13 +338,7 @@ class CallbackOperations(Generic[C]):
         """Write it with its follow-ups. The job afterwards; None when it is to be looked for again."""
         is_parked = callback.waits is Waits.PARKED
         waits = tuple(w for w in wanted.waits if (w is Waits.PARKED) is is_parked)
-        ended = ended._replace(
-            called=Called(callback.id, waits),
-            flushed=callback.recorded is not None,
-            progress=None
-            if callback.recorded is None or ended.transition.to is JobState.COMPLETED
-            else callback.recorded,
-        )
+        ended = _called(ended, callback, waits)
         ended = ended._replace(follow_ups=self._following(ended))
         output = ended.output
         if output is not None and not (self._store.keeps_outputs and ended.attempt.segment != -1):
@@ -478,12 +467,14 @@ def _json(field: str, value: object) -> str:
     return found
 
 
-def _action(value: object) -> DefaultAction:
-    for action in _ACTIONS:
-        if value == action:
-            return action
-    shown = repr(value)[:40] if isinstance(value, str) else f"a value of type {type(value).__name__}"
-    raise ValidationError("default_action", f"{shown} is none of {', '.join(_ACTIONS)}")
+def _called(ended: Ended, callback: Callback, waits: tuple[Waits, ...]) -> Ended:
+    """An ending by a callback, with what its attempt recorded."""
+    is_done = ended.transition.to is JobState.COMPLETED
+    return ended._replace(
+        called=Called(callback.id, waits),
+        flushed=callback.recorded is not None,
+        progress=None if is_done else callback.recorded,
+    )
 
 
 def _retried(callback: Callback) -> Ended:

@@ -10,21 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from awa_proto.extra import after_attempt, with_result
 from awa_proto.health import StoreHealth
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
-from awa_proto.outcome import DeadLetter, Transition, rfc3339
+from awa_proto.outcome import NOT_REGISTERED, DeadLetter, Transition, rfc3339
 from awa_proto.plan import Op, Plan
 from awa_proto.store.upkeep import Leadership, Probe, Pruned, Rotation
 
 if TYPE_CHECKING:
     from awa_proto.cron.job import CronJob, CronTemplate, Fire
     from awa_proto.recording import Recording
-
-
-UNREGISTERED: Final = "the handler waits for a callback that is not registered"
 
 
 class Unique(NamedTuple):
@@ -231,7 +228,7 @@ class Ended(NamedTuple):
     @property
     def extra_of_unregistered(self) -> str | None:
         """The job's extra when it fails instead, since it would wait for a callback that is not registered."""
-        return self._with_entry({"error": UNREGISTERED, "terminal": True})
+        return self._with_entry({"error": NOT_REGISTERED, "terminal": True})
 
     def _with_entry(self, said: Mapping[str, Any]) -> str | None:
         entry = {"attempt": self.attempt.attempt, "at": rfc3339(self.transition.at)} | dict(said)

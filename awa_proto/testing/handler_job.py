@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any, Final, Protocol, TypeVar
 from uuid import UUID
 
@@ -73,7 +74,8 @@ class Memory:
 
     def __init__(self, tasks: HasRegistry | None = None) -> None:
         self._store = MemoryStore(_now, lambda: 0.5)
-        self.operations = _Operations(self._store, {} if tasks is None else tasks.registry.tasks, "awa", _now)
+        known = {} if tasks is None else tasks.registry.tasks
+        self.operations = _Operations(self._store, known, "awa", _now, random=Random(1).random)
 
     def perform(self, op: Op[T]) -> T:
         """The result of an Op. Raises ConfigurationError when it wants a database."""

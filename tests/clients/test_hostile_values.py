@@ -67,8 +67,9 @@ def run(op: Op[Any]) -> None:
 
 @pytest.fixture
 def calls() -> Operations[Any]:
-    store = MemoryStore(clock=lambda: datetime(2026, 1, 1, tzinfo=UTC), random=random.Random(1).random)
-    return Operations(store, Registry().tasks, "awa", lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    chance = random.Random(1).random
+    store = MemoryStore(clock=lambda: datetime(2026, 1, 1, tzinfo=UTC), random=chance)
+    return Operations(store, Registry().tasks, "awa", lambda: datetime(2026, 1, 1, tzinfo=UTC), random=chance)
 
 
 ENQUEUES = ["insert", "insert_many", "enqueue_many"]

@@ -87,7 +87,7 @@ def registry() -> Registry:
 
 @pytest.fixture
 def calls(store: Recording, registry: Registry) -> Operations[Any]:
-    return Operations(store, registry.tasks, "awa", lambda: NOW)
+    return Operations(store, registry.tasks, "awa", lambda: NOW, random=random.random)
 
 
 def test_an_insert_returns_the_job_as_it_is_now(calls: Operations[Any]) -> None:
@@ -230,7 +230,7 @@ def test_a_job_that_keeps_moving_is_a_failure_that_is_tried_again(calls: Operati
 
 @pytest.fixture
 def told(store: Recording) -> Operations[Any]:
-    return Operations(store, Registry().tasks, "awa", lambda: NOW, {"send_email"})
+    return Operations(store, Registry().tasks, "awa", lambda: NOW, {"send_email"}, random=random.random)
 
 
 def test_a_cancellation_carries_the_event_to_tell_after_its_commit(told: Operations[Any]) -> None:
@@ -256,7 +256,7 @@ def test_a_cancellation_of_a_kind_without_hooks_carries_none(told: Operations[An
 def test_the_job_is_read_only_if_there_are_hooks_and_its_commit_is_known_here(
     store: Recording, hooked: tuple[str, ...], using: object
 ) -> None:
-    calls: Operations[Any] = Operations(store, Registry().tasks, "awa", lambda: NOW, hooked)
+    calls: Operations[Any] = Operations(store, Registry().tasks, "awa", lambda: NOW, hooked, random=random.random)
     job = run(calls.insert(SendEmail("a")))
     with mock.patch.object(store, "get_job", wraps=store.get_job) as get_job:
         op = calls.cancel(job.id, using=using)
@@ -398,7 +398,7 @@ def _answering(value: T) -> Plan[T]:
 
 
 def test_migrate_is_for_the_schema_of_the_client(store: Recording) -> None:
-    op = Operations[Any](store, {}, "my schema", lambda: NOW).migrate()
+    op = Operations[Any](store, {}, "my schema", lambda: NOW, random=random.random).migrate()
     assert op.atomic
     assert (op.name, op.safe_to_retry) == ("migrate", True)
 

@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from random import random
 from typing import Any
 
 import pytest
@@ -85,7 +86,9 @@ def traced_calls() -> tuple[Operations[Any], list[int]]:
         asked.append(1)
         return TEXT
 
-    return Operations(MemoryStore(lambda: AT, lambda: 0.5), {}, "awa", lambda: AT, (), traceparent), asked
+    return Operations(
+        MemoryStore(lambda: AT, lambda: 0.5), {}, "awa", lambda: AT, (), traceparent, random=random
+    ), asked
 
 
 def run(op: Any) -> Any:
@@ -121,7 +124,7 @@ def test_a_context_that_the_caller_gives_counts_more_and_none_is_one() -> None:
 
 def test_jobs_of_a_batch_stay_alike_and_keep_their_unique_keys() -> None:
     store = QueueStore("awa", random=lambda: 0.5)
-    calls: Operations[Any] = Operations(store, {}, "awa", lambda: AT, (), lambda: TEXT)
+    calls: Operations[Any] = Operations(store, {}, "awa", lambda: AT, (), lambda: TEXT, random=random)
     alike: Any = next(calls.insert_many([{"kind": "a", "n": 1}, {"kind": "a", "n": 2}]).start())
     one: Any = next(calls.insert({"kind": "a"}).start())
     assert (alike.name, one.name) == ("insert.alike", "insert.one")

@@ -313,7 +313,9 @@ async def of_many_who_use_a_callback_one_has_its_way(kit: Kit) -> None:
             with contextlib.suppress(CallbackNotFound):
                 done.append(await kit.run(op))
 
-        ops = [calls.complete_external(id), calls.fail_external(id, "x"), calls.resume_external(id, 1)] * 4
+        ops: list[Op[JobRow]] = []
+        for _ in range(4):
+            ops += [calls.complete_external(id), calls.fail_external(id, "x"), calls.resume_external(id, 1)]
         await together(*(partial(use, op) for op in ops))
         assert len(done) == 1, (way.__name__, done)
         (job,) = done
