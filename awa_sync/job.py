@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from awa_proto.binding import bind
-from awa_proto.callbacks.token import CallbackToken
-from awa_proto.driving.waiting import wait_for_callback
-from awa_proto.handler import JobBase, JobOperations
+from awa_proto.driving.waiting import WaitingJob
+from awa_proto.handler import JobOperations
 from awa_proto.plan import Op
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ A_co = TypeVar("A_co", covariant=True)
 T = TypeVar("T")
 
 
-class Job(JobBase[A_co, "Client"]):
+class Job(WaitingJob[A_co, "Client"]):
     """What a handler gets, in its thread: the attempt, its args, and the client."""
 
     __slots__ = ()
@@ -28,20 +27,6 @@ class Job(JobBase[A_co, "Client"]):
 
     flush_progress = bind(JobOperations.flush_progress)
     register_callback = bind(JobOperations.register_callback)
-
-    def wait_for_callback(self, token: CallbackToken | str, /) -> Any:
-        """Wait for a callback of this attempt, and return what it came with; several times in a row if need be.
-
-        The job is waiting_external meanwhile and keeps its slot; its deadline stands still. `Client.resume_external` ends it.
-
-        Args:
-            token: What `register_callback` gave.
-
-        Raises:
-            CallbackNotFound: The callback was replaced, or used already.
-            WaitCancelled: The job was cancelled, or the worker stops.
-        """
-        return wait_for_callback(self, token)
 
 
 BlockingJob = Job

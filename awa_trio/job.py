@@ -10,7 +10,7 @@ from awa_proto.binding import bind as bind_blocking
 from awa_proto.blocking import BlockingClient
 from awa_proto.callbacks.token import CallbackToken
 from awa_proto.driving.awaited import bind
-from awa_proto.driving.waiting import wait_for_callback
+from awa_proto.driving.waiting import WaitingJob
 from awa_proto.handler import JobBase, JobOperations, WaitEnd
 from awa_proto.plan import Op
 
@@ -59,7 +59,7 @@ class Job(JobBase[A_co, "Client"]):
         return self.waited(asked, ends[0])
 
 
-class BlockingJob(JobBase[A_co, BlockingClient]):
+class BlockingJob(WaitingJob[A_co, BlockingClient]):
     """What a plain handler gets, in its thread: the attempt, its args, and a client whose calls wait."""
 
     __slots__ = ()
@@ -70,17 +70,3 @@ class BlockingJob(JobBase[A_co, BlockingClient]):
 
     flush_progress = bind_blocking(JobOperations.flush_progress)
     register_callback = bind_blocking(JobOperations.register_callback)
-
-    def wait_for_callback(self, token: CallbackToken | str, /) -> Any:
-        """Wait for a callback of this attempt, and return what it came with; several times in a row if need be.
-
-        The job is waiting_external meanwhile and keeps its slot; its deadline stands still. `Client.resume_external` ends it.
-
-        Args:
-            token: What `register_callback` gave.
-
-        Raises:
-            CallbackNotFound: The callback was replaced, or used already.
-            WaitCancelled: The job was cancelled, or the worker stops.
-        """
-        return wait_for_callback(self, token)

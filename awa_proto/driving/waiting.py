@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from awa_proto.callbacks.token import CallbackToken
 from awa_proto.handler import JobBase, WaitEnd
 
+A_co = TypeVar("A_co", covariant=True)
+C_co = TypeVar("C_co", covariant=True)
 
-def wait_for_callback(job: JobBase[Any, Any], token: CallbackToken | str) -> Any:
-    """What the callback came with. Raises CallbackNotFound or WaitCancelled."""
-    ends: SimpleQueue[WaitEnd] = SimpleQueue()
-    asked = job.begin_wait(token, ends.put)
-    try:
-        return job.waited(asked, ends.get())
-    finally:
-        job.end_wait(asked)
+
+class WaitingJob(JobBase[A_co, C_co]):
+    """A job whose handler runs in a thread."""
+
+    __slots__ = ()
+
+    def wait_for_callback(self, token: CallbackToken | str, /) -> Any:
+        """Wait for a callback of this attempt, and return what it came with; several times in a row if need be.
+
+        The job is waiting_external meanwhile and keeps its slot; its deadline stands still. `Client.resume_external` ends it.
+
+        Args:
+            token: What `register_callback` gave.
+
+        Raises:
+            CallbackNotFound: The callback was replaced, or used already.
+            WaitCancelled: The job was cancelled, or the worker stops.
+        """
+        ends: SimpleQueue[WaitEnd] = SimpleQueue()
+        asked = self.begin_wait(token, ends.put)
+        try:
+            return self.waited(asked, ends.get())
+        finally:
+            self.end_wait(asked)
