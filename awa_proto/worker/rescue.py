@@ -1,6 +1,7 @@
-"""Rescue: ending attempts that their own worker does not end, since it is dead or stuck, or they are beyond their deadline.
+"""Rescue: ending attempts that their own worker does not end, since it is dead or stuck, they are beyond their deadline, or
+their callback did not come in time.
 
-Two duties of the leader. Each looks for a page of such attempts, ends them like any flush, and looks for the next page:
+Three duties of the leader. Each looks for a page of such attempts, ends them like any flush, and looks for the next page:
 
 what was found                       | what becomes of it
 -------------------------------------|--------------------------------------------------------------------------
@@ -60,55 +61,26 @@ def rescues(context: Context, told: Callable[[tuple[int, int]], None]) -> list[D
     def overdue(after: Place | None) -> Op[StrandedPage]:
         return store.find_overdue(LATE, PAGE, after)
 
-    expired = Expired(context, told)
-    of_silent = Rescue(context, told, RescueReason.STALE_HEARTBEAT, stale, distrust=settings.heartbeat_interval)
-    of_overdue = Rescue(context, told, RescueReason.DEADLINE_EXCEEDED, overdue)
+    of_silent = Abandoned(context, told, RescueReason.STALE_HEARTBEAT, stale, distrust=settings.heartbeat_interval)
+    of_overdue = Abandoned(context, told, RescueReason.DEADLINE_EXCEEDED, overdue)
+    of_expired = Expired(context, told, RescueReason.EXPIRED_CALLBACK)
     return [
         Duty("rescue of silent workers", settings.rescue_interval, of_silent.look, of_silent.found),
         Duty("rescue of overdue attempts", settings.deadline_interval, of_overdue.look, of_overdue.found),
-        Duty("rescue of expired callbacks", LOOK_EVERY, lambda: store.find_expired(PAGE), expired.late),
+        Duty("rescue of expired callbacks", LOOK_EVERY, of_expired.look, of_expired.found),
     ]
 
 
 class Rescue:
-    """One reason to end attempts from outside.
+    """One reason to end attempts from outside, and the ending."""
 
-    distrust: seconds after the database was away in which nothing is ended.
-    """
+    __slots__ = ("_context", "_endings", "_reason", "_told")
 
-    __slots__ = ("_after", "_context", "_distrust", "_endings", "_find", "_reason", "_told")
-
-    def __init__(
-        self,
-        context: Context,
-        told: Callable[[tuple[int, int]], None],
-        reason: RescueReason,
-        find: Callable[[Place | None], Op[StrandedPage]],
-        *,
-        distrust: float = 0.0,
-    ) -> None:
+    def __init__(self, context: Context, told: Callable[[tuple[int, int]], None], reason: RescueReason) -> None:
         self._context = context
         self._endings = Endings(context)
         self._told = told
         self._reason = reason
-        self._find = find
-        self._distrust = distrust
-        self._after: Place | None = None
-
-    def look(self) -> Op[StrandedPage]:
-        """The next page."""
-        return self._find(self._after)
-
-    def found(self, page: StrandedPage, now: float) -> float | None:
-        """End what was found. Seconds until the next look: 0 when there is another page, None for the usual."""
-        trusted_at = self._context.lanes.back_at + self._distrust
-        if now < trusted_at:
-            self._after = None
-            return trusted_at - now
-        self._after = page.after
-        if page.stranded:
-            self._end([self._rescued(each) for each in page.stranded], _TRIES)
-        return None if page.after is None else 0.0
 
     def _rescued(self, stranded: Stranded, called: Called | None = None) -> Ended:
         attempt, recorded, at = stranded
@@ -232,23 +204,58 @@ class Rescue:
         )  # fmt: skip
 
 
+class Abandoned(Rescue):
+    """Ends attempts that their worker has given up, or is about to: `find` finds them, page by page.
+
+    distrust: seconds after the database was away in which nothing is ended.
+    """
+
+    __slots__ = ("_after", "_distrust", "_find")
+
+    def __init__(
+        self,
+        context: Context,
+        told: Callable[[tuple[int, int]], None],
+        reason: RescueReason,
+        find: Callable[[Place | None], Op[StrandedPage]],
+        *,
+        distrust: float = 0.0,
+    ) -> None:
+        super().__init__(context, told, reason)
+        self._find = find
+        self._distrust = distrust
+        self._after: Place | None = None
+
+    def look(self) -> Op[StrandedPage]:
+        """The next page."""
+        return self._find(self._after)
+
+    def found(self, page: StrandedPage, now: float) -> float | None:
+        """End what was found. Seconds until the next look: 0 when there is another page, None for the usual."""
+        trusted_at = self._context.lanes.back_at + self._distrust
+        if now < trusted_at:
+            self._after = None
+            return trusted_at - now
+        self._after = page.after
+        if page.stranded:
+            self._end([self._rescued(each) for each in page.stranded], _TRIES)
+        return None if page.after is None else 0.0
+
+
 class Expired(Rescue):
     """Ends attempts whose callback did not come in time, at the moment itself: each look says when the next one is due."""
 
     __slots__ = ()
 
-    def __init__(self, context: Context, told: Callable[[tuple[int, int]], None]) -> None:
-        super().__init__(context, told, RescueReason.EXPIRED_CALLBACK, _nowhere)
+    def look(self) -> Op[ExpiredPage]:
+        """Those that are late."""
+        return self._context.store.find_expired(PAGE)
 
-    def late(self, page: ExpiredPage, _: float) -> float | None:
+    def found(self, page: ExpiredPage, _: float) -> float | None:
         """End them. Seconds until the next look."""
         if page.stranded:
             self._end([self._rescued(stranded, called) for stranded, called in page.stranded], _TRIES)
         return None if page.due_in is None else min(max(page.due_in, SOON), LOOK_EVERY)
-
-
-def _nowhere(_: Place | None) -> Op[StrandedPage]:
-    raise NotImplementedError
 
 
 def _ignore(_: object, _now: float) -> None:
