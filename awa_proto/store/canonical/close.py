@@ -24,7 +24,19 @@ from awa_proto.job import Attempt, JobState
 from awa_proto.plan import Plan, Rows, Statement, Value
 from awa_proto.store import Ended, Verdict, Verdicts
 from awa_proto.store.canonical.persistent import persistently
-from awa_proto.store.queue.close import CODES, COLUMNS, RESULT, called, calls, columns, follow_ups, how_called, returns
+from awa_proto.store.queue.close import (
+    CODES,
+    COLUMNS,
+    RESULT,
+    called,
+    calls,
+    columns,
+    count_of_follow_ups,
+    follow_ups,
+    how_called,
+    returns,
+    wakes,
+)
 from awa_proto.store.queue.home import taker
 from awa_proto.store.queue.names import BODY, Names, body
 from awa_proto.store.queue.unique import kept, kept_out
@@ -214,18 +226,12 @@ def sql(n: Names, form: Form) -> str:
         "       $10::text[], $11::text[]) g(id, lease, count, due, at, now_extra, reason, duplicate, unregistered)"
     )
     first = 5 if lean else 12
-    wakes: list[str] = []
-    if form.into is _Into.WAITING:
-        wakes.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM parking WHERE waits = 3) q")
-    if form.into is _Into.AVAILABLE:
-        wakes.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM held JOIN fresh USING (id)) q")
-    if form.following:
-        soon = "j.run_at > now() AND j.run_at < now() + interval '5 s'"
-        wakes.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM runnable) q")
-        wakes.append(f"""SELECT {n.wake("queue", "''")} FROM (SELECT DISTINCT queue FROM job j WHERE {soon}) q""")
-    woken = f", (SELECT count(w) FROM (\n  {' UNION ALL '.join(wakes)}) w(w))" if wakes else ""
-    among = "j WHERE j.key IS NULL OR j.id IN (SELECT id FROM won)" if form.keyed else ""
-    inserted = f"(SELECT count(*) FROM job {among})" if form.following else "0"
+    runs_again = {
+        _Into.WAITING: "parking WHERE waits = 3",
+        _Into.AVAILABLE: "held JOIN fresh USING (id)",
+    }.get(form.into)
+    woken = wakes(n, runs_again, following=form.following)
+    inserted = count_of_follow_ups(keyed=form.keyed) if form.following else "0"
     mine = "j.a = f.id AND j.b = f.run_lease"
     if form.returning:
         mine += " AND j.a NOT IN (SELECT id FROM kept_out)"

@@ -258,6 +258,21 @@ job AS MATERIALIZED (
 {available(n, "runnable", NEW, new, where=f"{mine} AND {due}", returning="queue")},"""
 
 
+def wakes(n: Names, source: str | None, *, following: bool) -> str:
+    """SQL: the column, after a comma, that tells workers of jobs in `source` and of follow-ups; "" when there are neither."""
+    told = [] if source is None else [f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM {source}) q"]
+    if following:
+        soon = "j.run_at > now() AND j.run_at < now() + interval '5 s'"
+        told.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM runnable) q")
+        told.append(f"""SELECT {n.wake("queue", "''")} FROM (SELECT DISTINCT queue FROM job j WHERE {soon}) q""")
+    return f", (SELECT count(w) FROM (\n  {' UNION ALL '.join(told)}) w(w))" if told else ""
+
+
+def count_of_follow_ups(*, keyed: bool) -> str:
+    """SQL: how many follow-ups were inserted."""
+    return f"(SELECT count(*) FROM job {'j WHERE j.key IS NULL OR j.id IN (SELECT id FROM won)' if keyed else ''})"
+
+
 COLUMNS = ("a", "b", "text", "text", "text", "smallint", "smallint", "timestamptz", "text", "bigint")
 """The types of the columns of follow-ups; those of the first two are the caller's to say."""
 _SHORT = frozenset({"kind", "queue", "priority", "max_attempts"})
@@ -300,18 +315,9 @@ def sql(n: Names, s: int, form: Form) -> str:
     concurrent closer was faster, in which case nothing was written for that claim; then how many follow-ups were inserted,
     and of returning ones the indexes that were cancelled as duplicates. An index that is in none is stale.
     """
-    wakes: list[str] = []
-    if form.into is _Into.READY:
-        wakes.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM moved) q")
-    if form.into is _Into.WAITING:
-        wakes.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM again) q")
-    if form.following:
-        soon = "j.run_at > now() AND j.run_at < now() + interval '5 s'"
-        wakes.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM runnable) q")
-        wakes.append(f"""SELECT {n.wake("queue", "''")} FROM (SELECT DISTINCT queue FROM job j WHERE {soon}) q""")
-    woken = f", (SELECT count(w) FROM (\n  {' UNION ALL '.join(wakes)}) w(w))" if wakes else ""
-    among = "j WHERE j.key IS NULL OR j.id IN (SELECT id FROM won)" if form.keyed else ""
-    inserted = f", (SELECT count(*) FROM job {among})" if form.following else ", 0"
+    runs_again = {_Into.READY: "moved", _Into.WAITING: "again"}.get(form.into)
+    woken = wakes(n, runs_again, following=form.following)
+    inserted = f", {count_of_follow_ups(keyed=form.keyed)}" if form.following else ", 0"
     first = form.first
     mine = "j.a = f.claim_id AND j.b = ANY (f.idx)"
     if form.returning:

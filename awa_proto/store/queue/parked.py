@@ -17,7 +17,17 @@ from awa_proto.job import Attempt, JobState
 from awa_proto.plan import Plan, Rows, Statement
 from awa_proto.store import Ended, Verdict, Verdicts
 from awa_proto.store.canonical.persistent import persistently
-from awa_proto.store.queue.close import CODES, called, calls, columns, follow_ups, how_called, returns
+from awa_proto.store.queue.close import (
+    CODES,
+    called,
+    calls,
+    columns,
+    count_of_follow_ups,
+    follow_ups,
+    how_called,
+    returns,
+    wakes,
+)
 from awa_proto.store.queue.names import BODY, Names, body
 from awa_proto.store.queue.unique import kept, kept_out
 
@@ -118,16 +128,8 @@ def sql(n: Names, form: Form) -> str:
 
     Returns a row per job that went on: id, lease, how many follow-ups were inserted, whether it was cancelled as a duplicate.
     """
-    wakes: list[str] = []
-    if form.into is _Into.READY:
-        wakes.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM moved) q")
-    if form.following:
-        soon = "j.run_at > now() AND j.run_at < now() + interval '5 s'"
-        wakes.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM runnable) q")
-        wakes.append(f"""SELECT {n.wake("queue", "''")} FROM (SELECT DISTINCT queue FROM job j WHERE {soon}) q""")
-    woken = f", (SELECT count(w) FROM (\n  {' UNION ALL '.join(wakes)}) w(w))" if wakes else ""
-    among = "j WHERE j.key IS NULL OR j.id IN (SELECT id FROM won)" if form.keyed else ""
-    inserted = f"(SELECT count(*) FROM job {among})" if form.following else "0"
+    woken = wakes(n, "moved" if form.into is _Into.READY else None, following=form.following)
+    inserted = count_of_follow_ups(keyed=form.keyed) if form.following else "0"
     mine = "j.a = f.id AND j.b = f.run_lease"
     if form.returning:
         mine += " AND j.a NOT IN (SELECT id FROM kept_out)"
