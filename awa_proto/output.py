@@ -31,9 +31,11 @@ MAX_OUTPUT_BYTES: Final = 4096
 MAX_BATCH_OUTPUT_BYTES: Final = 65536
 """Bytes of outputs after which a row that keeps the endings of a batch is followed by another one."""
 _NO: Final = object()
-_NUL: Final = b"\\u0000"
-_INTEGERS: Final = (-(2**63), 2**63 - 1)
+_NUL: Final = "\\u0000"
+_LEAST: Final = -(2**63)
+_GREATEST: Final = 2**63 - 1
 _FIXED: Final = (1e-3, 1e15)
+_to_json: Final = pydantic_core.to_json
 
 
 def encode(value: object, declared: Any = None) -> str | None:
@@ -47,14 +49,26 @@ def encode(value: object, declared: Any = None) -> str | None:
     if declared is not None and not _may_be(value, declared):
         raise OutputError.Invalid(f"the output is a {type(value).__name__}; the task says output={_name(declared)}")
     try:
-        data = _written(value)
+        if _is_plain(value):  # as most are: written at once; to name the place of what is wrong takes longer
+            try:
+                text = _to_json(value).decode()
+            except ValueError:  # a lone surrogate
+                text = _NUL
+            if ("\\" not in text or _NUL not in text) and size_of(text) <= MAX_OUTPUT_BYTES:
+                return text
+        text = compact(_plain(value, ""))
     except OutputError:
         raise
     except Exception as error:
         raise OutputError.Invalid(f"the output cannot be written as JSON: {describe(error)}") from error
-    if len(data) > MAX_OUTPUT_BYTES:
-        raise OutputError.TooLarge(f"the output has {len(data)} bytes of JSON; {MAX_OUTPUT_BYTES} are allowed")
-    return data.decode()
+    if (size := size_of(text)) > MAX_OUTPUT_BYTES:
+        raise OutputError.TooLarge(f"the output has {size} bytes of JSON; {MAX_OUTPUT_BYTES} are allowed")
+    return text
+
+
+def size_of(text: str) -> int:
+    """The bytes a text has in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def decode(value: Any, output_type: type[T], field: str = "output") -> T | None:
@@ -107,18 +121,6 @@ def _name(declared: Any) -> str:
     return getattr(declared, "__name__", None) or repr(declared)
 
 
-def _written(value: object) -> bytes:
-    """The text of a value. What is plain, as most are, is written at once; to name the place of what is wrong takes longer."""
-    if _is_plain(value):
-        try:
-            data = pydantic_core.to_json(value)
-        except ValueError:  # a lone surrogate
-            data = _NUL
-        if _NUL not in data:
-            return data
-    return compact(_plain(value, "")).encode()
-
-
 def _is_plain(value: object) -> bool:
     """Whether a value is what JSON brings back, of the plain types themselves; its text is still to be looked at.
 
@@ -126,12 +128,15 @@ def _is_plain(value: object) -> bool:
     """
     kind = type(value)
     if kind is dict:
-        for key, item in value.items():  # type: ignore[attr-defined]  # noqa: SIM110  `all` takes twice as long
-            if type(key) is not str or (type(item) is not str and not _is_plain(item)):
+        for key, item in value.items():  # type: ignore[attr-defined]  # `all` takes twice as long
+            if type(key) is not str:
+                return False
+            of = type(item)
+            if of is not str and not (_LEAST <= item <= _GREATEST if of is int else _is_plain(item)):
                 return False
         return True
     if kind is int:
-        return _INTEGERS[0] <= value <= _INTEGERS[1]  # type: ignore[operator]
+        return _LEAST <= value <= _GREATEST  # type: ignore[operator]
     if kind is str or kind is bool or value is None:
         return True
     if kind is float:
@@ -167,7 +172,7 @@ def _scalar(value: object, place: str) -> object:
         case str():
             return _text(str.__str__(value), place)
         case int() if not isinstance(value, bool):
-            if not _INTEGERS[0] <= value <= _INTEGERS[1]:
+            if not _LEAST <= value <= _GREATEST:
                 raise _refused(place, "is an integer outside 64 bits")
             return int(value)
         case float() | Decimal():

@@ -102,7 +102,7 @@ class Recording:
         self._change({**before, "metadata": {**before.get("metadata", {}), **found}})
 
     def _change(self, progress: Mapping[str, Any]) -> None:
-        size = len(compact(progress).encode())
+        size = outputs.size_of(compact(progress))
         if size > MAX_PROGRESS_BYTES:
             raise ValidationError("progress", f"has {size} bytes of JSON; {MAX_PROGRESS_BYTES} are allowed")
         self.progress = progress

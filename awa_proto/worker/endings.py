@@ -24,6 +24,7 @@ from awa_proto.extra import compact
 from awa_proto.followup import FollowUp, FollowUpError
 from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import FAILED_METRIC, TABLE, Completed, Ending, Output, Raised, Returned, Transition, conclude
+from awa_proto.output import size_of
 from awa_proto.recording import Recording
 from awa_proto.store import Ended
 from awa_proto.worker.context import Context
@@ -121,25 +122,24 @@ class Endings:
 
     def written(self, accepted: Sequence[Ended], now: float) -> None:
         """These recorded something and were accepted: count what became of it."""
-        sizes: dict[tuple[str, str, str], list[int]] = {}
+        kept: dict[tuple[str, str, str], list[int]] = {}
         for ended in accepted:
             attempt, recording = ended.attempt, ended.recording
             assert recording is not None
-            for reason, times in recording.dropped.items():
-                self._dropped(attempt, reason, times, now)
-            if recording.staged and ended.transition.ending in _WAITS:
-                self._staged_in_vain(attempt, len(recording.staged), now)
-            if recording.output is None:
+            output = recording.output
+            is_plain = ended.output is not None and not recording.dropped and self._keeps_outputs(attempt)
+            if not is_plain and (self._loses(ended, recording, now) or output is None):
                 continue
-            if (why := self._why_dropped(ended)) is not None:
-                self._dropped(attempt, why, 1, now)
-            else:
-                outcome = "failed" if ended.output is None else "completed"
-                sizes.setdefault((attempt.kind, attempt.queue, outcome), []).append(len(recording.output.encode()))
-        for (kind, queue, outcome), of_each in sizes.items():
+            assert output is not None
+            of_one = attempt.kind, attempt.queue, "failed" if ended.output is None else "completed"
+            sizes = kept.get(of_one)
+            if sizes is None:
+                sizes = kept[of_one] = []
+            sizes.append(size_of(output))
+        for (kind, queue, outcome), sizes in kept.items():
             attributes = {"awa.job.kind": kind, "awa.job.queue": queue, "awa.job.outcome": outcome}
-            self._context.tally.count("awa.job.output_recorded", attributes, len(of_each))
-            self._context.tally.count("awa.job.output_size", attributes, len(of_each), sum(of_each))
+            self._context.tally.count("awa.job.output_recorded", attributes, len(sizes))
+            self._context.tally.count("awa.job.output_size", attributes, len(sizes), sum(sizes))
 
     def count(self, kind: str, queue: str, ending: Ending | None, to: JobState, times: int) -> None:
         """So many attempts ended so, and it was written."""
@@ -206,6 +206,17 @@ class Endings:
                 return "abandoned"
             case Output.JOB | Output.ENTRY:
                 return None if self._keeps_outputs(ended.attempt) else "canonical"
+
+    def _loses(self, ended: Ended, recording: Recording, now: float) -> bool:
+        """Tell what an attempt recorded that is kept nowhere. Whether its output is among that."""
+        for reason, times in recording.dropped.items():
+            self._dropped(ended.attempt, reason, times, now)
+        if recording.staged and ended.transition.ending in _WAITS:
+            self._staged_in_vain(ended.attempt, len(recording.staged), now)
+        if recording.output is None or (why := self._why_dropped(ended)) is None:
+            return False
+        self._dropped(ended.attempt, why, 1, now)
+        return True
 
     def _staged_in_vain(self, attempt: Attempt, follow_ups: int, now: float) -> None:
         self._context.tally.count("awa.job.staged_follow_ups_discarded", _of(attempt), follow_ups)

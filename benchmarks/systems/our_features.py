@@ -75,12 +75,12 @@ def _stage(job: Any) -> None:
 
 
 def _recorder(size: int) -> Callable[[Any], None]:
-    """What records an output of so many bytes that does not compress, another for each job."""
+    """What records an output of so many bytes that does not compress. The values are made before: to record is measured."""
     random = Random(1)
-    texts = ["".join(random.choices(_ALPHABET, k=size - len('{"job":1000000,"text":""}'))) for _ in range(512)]
+    room = size - len('{"job":1000000,"text":""}')
+    values = [{"job": 1_000_000 + i, "text": "".join(random.choices(_ALPHABET, k=room))} for i in range(512)]
 
     def record(job: Any) -> None:
-        number: int = job.args.job
-        job.set_output({"job": number + 1_000_000, "text": texts[number & 511]})
+        job.set_output(values[job.args.job & 511])
 
     return record

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from awa_proto.job import Attempt, JobState
-from awa_proto.output import MAX_BATCH_OUTPUT_BYTES
+from awa_proto.output import MAX_BATCH_OUTPUT_BYTES, size_of
 from awa_proto.plan import Op, Plan, Rows, Statement, Value
 from awa_proto.store import Ended, Verdict, Verdicts, Waits
 from awa_proto.store.queue.home import NEW, available, scheduled
@@ -361,7 +361,8 @@ known AS MATERIALIZED (
   SELECT w.*, c.job_ids, c.prior, c.claimed_at, ended.idx AS ended, ended.mine, ended.next
   FROM wanted w
   CROSS JOIN LATERAL (
-    SELECT c.job_ids, c.prior, c.claimed_at FROM {n.s}.claims_{s} c
+    -- || unpacks them, once: as they are stored, each use of one element would unpack all
+    SELECT c.job_ids || '{{}}' AS job_ids, c.prior || '{{}}' AS prior, c.claimed_at FROM {n.s}.claims_{s} c
     WHERE c.claim_id = w.claim_id AND c.lease = w.lease ORDER BY c.claim_id LIMIT 1) c
   CROSS JOIN LATERAL (
     SELECT coalesce(array_agg(i), '{{}}') AS idx, coalesce(array_agg(i) FILTER (WHERE k.flush = $4::bigint), '{{}}') AS mine,
@@ -371,8 +372,8 @@ known AS MATERIALIZED (
 ),{_locked(n, form) if locks else ""}
 open AS MATERIALIZED (
   SELECT claim_id, next{", outputs, idx AS wanted" if form.outputs else ""}, ARRAY(
-    SELECT DISTINCT i FROM unnest(idx) i
-    WHERE i <> ALL (ended) AND i BETWEEN 0 AND cardinality(job_ids) - 1{ended_by} ORDER BY i) AS idx
+    SELECT i FROM unnest(idx) i WHERE i BETWEEN 0 AND cardinality(job_ids) - 1{ended_by}
+    EXCEPT SELECT i FROM unnest(ended) i ORDER BY i) AS idx
   FROM known
 ),
 fresh AS (
@@ -539,7 +540,7 @@ def _groups(ended: Sequence[Ended]) -> list[tuple[_Group, list[int]]]:
     for position, e in enumerate(ended):
         row = 0
         if e.output is not None and e.transition.to is JobState.COMPLETED:
-            claim, size = (e.attempt.segment, e.attempt.claim_id), len(e.output.encode())
+            claim, size = (e.attempt.segment, e.attempt.claim_id), size_of(e.output)
             row, held = filled.get(claim, (0, 0))
             row, held = (row, held) if held + size <= MAX_BATCH_OUTPUT_BYTES else (row + 1, 0)
             filled[claim] = row, held + size
