@@ -9,11 +9,13 @@ Each state has a statement of its own. Only those in the logs differ from a walk
 - *running* jobs are few, wherever they lie: they are what claims have and closures have not.
 - *available* ones are few or newest, mostly: first the rows no claim covers are counted, up to a bound, lane by lane; if that
   are all, they are the list. Else there is a backlog, and a walk by id finds enough of it.
-- *completed* ones lie below whatever is available, so rows that nobody has claimed are skipped before more is asked.
+- *completed* ones lie below whatever is available, so rows that nobody has claimed are skipped before more is asked. Among
+  those that are claimed some run: where these are in the way, they are listed first, and skipped too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from awa_proto.job import JobPage, JobRow, JobState
@@ -22,7 +24,7 @@ from awa_proto.store import JobFilter
 from awa_proto.store.queue.claim import claimed
 from awa_proto.store.queue.close import CODES
 from awa_proto.store.queue.names import Names
-from awa_proto.store.queue.reads import JOB, available, beside, listed, logged, running
+from awa_proto.store.queue.reads import JOB, available, beside, listed, logged, running, running_ids
 from awa_proto.store.queue.segments import unclaimed
 from awa_proto.store.queue.selection import wanted
 from awa_proto.store.queue.sweep import open_claims
@@ -41,12 +43,14 @@ _TABLES: dict[JobState | None, tuple[str, ...]] = {
 """The tables beside the logs that have jobs in a state; in any other they are in `jobs_hot`, that of canonical storage."""
 _LOGGED = frozenset({None, JobState.AVAILABLE, JobState.COMPLETED})
 """The states that a walk through the logs finds."""
-_FEW, _MANY, _MANY_DECODED = 300, 10_000, 4_000
+_FEW, _MANY, _MANY_DECODED = 300, 8_000, 3_000
 """Most rows of a table a statement looks at: first few; if that was not enough, once many, or less if JSON is decoded."""
 _LEAST = 20
-"""Least jobs a statement asks for: of those it meets in the logs some may be elsewhere."""
+"""Least jobs a statement asks for."""
 _FREE = 2000
 """Most jobs of a segment nobody has claimed, beyond which they are a backlog."""
+_SKIPPED = 2000
+"""Most jobs of a segment that run and are skipped at once."""
 
 
 def _mark(source: str, filled: str) -> str:
@@ -78,7 +82,7 @@ def _walk(n: Names, table: str, condition: str, looks: int, columns: str = "", p
 
 @lru_cache
 def list_sql(n: Names, state: JobState | None, looks: int, logs: bool = True) -> str:
-    """A walk by id: $1 before id, $2 most jobs, $3 … conditions.
+    """A walk by id: $1 before id, $2 most jobs, $3 … conditions, and of completed jobs the ids to be skipped.
 
     looks: most rows of each table that are looked at. logs: the logs are, too.
 
@@ -135,6 +139,11 @@ def _in_logs(n: Names, state: JobState | None, conditions: str, looks: int) -> t
         ]
     walk = _walk(n, "ready", conditions, looks, f", r.run_lease, r.xid, r.{key.replace(', ', ', r.')}", "")
     is_claimed = f"CASE WHEN t.upto IS NULL THEN false ELSE {claimed('l', 't')} END"
+    fits = (
+        f"NOT {is_claimed}"
+        if state is JobState.AVAILABLE
+        else f"{is_claimed} AND l.id NOT IN (SELECT unnest($7::bigint[]))"
+    )
     ctes = [
         f"in_logs AS MATERIALIZED ({walk}\n)",
         f"lanes AS MATERIALIZED (SELECT DISTINCT {key} FROM in_logs WHERE wanted)",
@@ -145,7 +154,7 @@ def _in_logs(n: Names, state: JobState | None, conditions: str, looks: int) -> t
 )""",
         f"""picked AS MATERIALIZED (
   SELECT l.seg, l.id, l.run_lease FROM in_logs l LEFT JOIN tops t USING ({key})
-  WHERE l.wanted AND {"NOT " if state is JobState.AVAILABLE else ""}{is_claimed} ORDER BY l.id DESC LIMIT $2::int
+  WHERE l.wanted AND {fits} ORDER BY l.id DESC LIMIT $2::int
 )""",
     ]
     body = available(n, "r.seg = l.seg AND r.id = l.id AND r.run_lease = l.run_lease", "LIMIT 1")
@@ -179,6 +188,14 @@ def _running_sql(n: Names, s: int) -> str:
     return f"""
 WITH RECURSIVE {open_claims(n, s)}
 SELECT {JOB} FROM ({running(n, s, where, "ORDER BY r.id DESC LIMIT $2::int")}) j"""
+
+
+@lru_cache(maxsize=256)
+def _running_ids_sql(n: Names, s: int) -> str:
+    """The newest jobs of a segment that run, handlers that wait among them: $1 before id."""
+    return f"""
+WITH RECURSIVE {open_claims(n, s)}
+{running_ids(n, s, "j.id < $1::bigint", f"ORDER BY j.id DESC LIMIT {_SKIPPED}")}"""
 
 
 @lru_cache(maxsize=64)
@@ -223,19 +240,20 @@ def _merged(found: list[JobRow], rest: JobPage[int], limit: int) -> JobPage[int]
 
 
 def _by_segment(n: Names, state: JobState, params: tuple[Value, ...]) -> Plan[list[JobRow] | None]:
-    """The jobs of all segments; None when a segment has too many to say.
-
-    A statement each, since as one they would be compiled.
-    """
+    """The jobs of all segments; None when a segment has too many to say."""
     name, sql = {
         JobState.RUNNING: ("running", _running_sql),
         JobState.WAITING_EXTERNAL: ("waited_for", _waited_for_sql),
     }.get(state, ("free", _free_sql))
+    rows = yield from _of_segments(n, name, sql, params)
+    return None if any(row[1] is None for row in rows) else [listed(row) for row in rows]
+
+
+def _of_segments(n: Names, name: str, sql: Callable[[Names, int], str], params: tuple[Value, ...]) -> Plan[Rows]:
+    """The rows of all segments; a statement each, since as one they would be compiled."""
     used = yield Statement("segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'")
     answers: list[Rows] = yield tuple(Statement(f"list_jobs.{name}.{s}", sql(n, s), params) for s, _ in used)
-    if any(row[1] is None for rows in answers for row in rows):
-        return None
-    return [listed(row) for rows in answers for row in rows]
+    return [row for rows in answers for row in rows]
 
 
 def _walked(
@@ -243,13 +261,14 @@ def _walked(
 ) -> Plan[JobPage[int]]:
     found: list[JobRow] = []
     before, looks = start, _FEW
+    skipped: list[int] | None = None
     many = _MANY if conditions[2:] == (None, None) else _MANY_DECODED
     for _ in range(2 * (limit // PAGE + 2)):
-        page = min(PAGE, max(_LEAST, limit + 1 - len(found)))
+        page = min(PAGE, max(_LEAST, (limit + 1 - len(found)) * 9 // 8))  # some of those it meets are elsewhere
         rows: Rows = yield Statement(
             f"list_jobs.{state or 'all'}.{looks}{'' if logs else '.beside'}",
             list_sql(n, state, looks, logs),
-            (before, page, *conditions),
+            (before, page, *conditions, *([skipped or []] if state is JobState.COMPLETED else [])),
         )
         mark = next((at for at, row in enumerate(rows) if row[1] is None), None)
         shown = [listed(row) for row in rows[: page if mark is None else mark]]
@@ -259,8 +278,14 @@ def _walked(
         if mark is None and len(rows) <= page:
             return JobPage(found)
         before = shown[-1].id if mark is None else rows[mark][0]
-        if mark is not None and rows[mark][4]:
-            if looks == many:
-                break
+        is_bound = mark is not None and rows[mark][4]
+        if is_bound and looks == many:
+            break
+        if is_bound:
             looks = many
+        elif shown and shown[0].id - shown[-1].id < _FEW:  # beyond what was in the way
+            looks = _FEW
+        if state is JobState.COMPLETED and skipped is None and (is_bound or len(shown) < page // 2):
+            running = yield from _of_segments(n, "running_ids", _running_ids_sql, (before,))
+            skipped = [row[0] for row in running]
     return JobPage(found, before)

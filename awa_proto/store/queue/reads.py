@@ -114,19 +114,36 @@ SELECT r.id, r.kind, r.queue, r.args,
          coalesce(c.claimed_at + (r.extra->>'deadline')::float8 * interval '1 s', c.deadline_at) + {_WAITED} END AS deadline_at,
        NULL::timestamptz AS finalized_at, r.extra, NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, NULL::json AS output,
        {_CALLED}
-FROM open o
+{_open_jobs(n, s)}
+CROSS JOIN LATERAL (
+  SELECT * FROM {n.s}.ready_{s} r
+  WHERE r.id = j.id AND r.run_lease = coalesce(j.prior, 0) ORDER BY r.id, r.run_lease LIMIT 1) r
+{_callback(n, "r.id", "c.lease")}
+WHERE {_IS_OPEN} AND {where}
+{rest}"""
+
+
+def running_ids(n: Names, s: int, where: str, rest: str) -> str:
+    """The ids `j.id` of the same jobs."""
+    return f"""
+SELECT j.id
+{_open_jobs(n, s)}
+WHERE {_IS_OPEN} AND {where}
+{rest}"""
+
+
+def _open_jobs(n: Names, s: int) -> str:
+    """SQL: the jobs `j` of the claims `c` in the CTE `open`, and what of a claim is closed."""
+    return f"""FROM open o
 CROSS JOIN LATERAL (SELECT * FROM {n.s}.claims_{s} c WHERE c.claim_id = o.claim_id ORDER BY c.claim_id LIMIT 1) c
 CROSS JOIN LATERAL (
   SELECT coalesce(array_agg(i), '{{}}') AS closed
   FROM {n.s}.closures_{s} k CROSS JOIN LATERAL unnest(k.idx) i
   WHERE k.claim_id = c.claim_id AND {FEW_CLOSURES}) k
-CROSS JOIN LATERAL unnest(c.job_ids, c.prior) WITH ORDINALITY j(id, prior, ord)
-CROSS JOIN LATERAL (
-  SELECT * FROM {n.s}.ready_{s} r
-  WHERE r.id = j.id AND r.run_lease = coalesce(j.prior, 0) ORDER BY r.id, r.run_lease LIMIT 1) r
-{_callback(n, "r.id", "c.lease")}
-WHERE (j.ord - 1)::smallint <> ALL (k.closed) AND {where}
-{rest}"""
+CROSS JOIN LATERAL unnest(c.job_ids, c.prior) WITH ORDINALITY j(id, prior, ord)"""
+
+
+_IS_OPEN = "(j.ord - 1)::smallint <> ALL (k.closed)"
 
 
 def available(n: Names, where: str, rest: str, table: str = "ready") -> str:
