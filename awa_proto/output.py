@@ -54,7 +54,9 @@ def encode(value: object, declared: Any = None) -> str | None:
                 text = _to_json(value).decode()
             except ValueError:  # a lone surrogate
                 text = _NUL
-            if ("\\" not in text or _NUL not in text) and size_of(text) <= MAX_OUTPUT_BYTES:
+            if text.isascii() and "\\" not in text and len(text) <= MAX_OUTPUT_BYTES:
+                return text
+            if _NUL not in text and size_of(text) <= MAX_OUTPUT_BYTES:
                 return text
         text = compact(_plain(value, ""))
     except OutputError:

@@ -53,10 +53,10 @@ class Recording:
 
     def record_output(self, value: object, declared: Any) -> None:
         """The newest value counts; one that is refused clears what was there. Raises OutputError."""
-        self.output = None
         try:
             self.output = outputs.encode(value, declared)
         except OutputError as error:
+            self.output = None
             reason = "too_large" if isinstance(error, OutputError.TooLarge) else "invalid"
             self.dropped = {**self.dropped, reason: self.dropped.get(reason, 0) + 1}
             raise

@@ -122,16 +122,18 @@ class Endings:
 
     def written(self, accepted: Sequence[Ended], now: float) -> None:
         """These recorded something and were accepted: count what became of it."""
+        keeps = self._context.store.keeps_outputs
         kept: dict[tuple[str, str, str], list[int]] = {}
         for ended in accepted:
-            attempt, recording = ended.attempt, ended.recording
+            attempt, recording, output = ended.attempt, ended.recording, ended.output
             assert recording is not None
-            output = recording.output
-            is_plain = ended.output is not None and not recording.dropped and self._keeps_outputs(attempt)
-            if not is_plain and (self._loses(ended, recording, now) or output is None):
-                continue
-            assert output is not None
-            of_one = attempt.kind, attempt.queue, "failed" if ended.output is None else "completed"
+            outcome = "completed"
+            if output is None or recording.dropped or not keeps or attempt.segment < 0:  # not as most are
+                if self._loses(ended, recording, now) or recording.output is None:
+                    continue
+                if output is None:
+                    output, outcome = recording.output, "failed"
+            of_one = attempt.kind, attempt.queue, outcome
             sizes = kept.get(of_one)
             if sizes is None:
                 sizes = kept[of_one] = []

@@ -40,6 +40,7 @@ from awa_proto.worker.events import (
 from awa_proto.worker.lifecycle import Phase
 from awa_proto.worker.timers import Timer
 from awa_proto.worker.worker import WorkerMachine
+from benchmarks.machine import drain
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -597,3 +598,7 @@ def test_args_the_handler_cannot_read_are_told_as_exhausted_and_never_as_started
 
 def test_every_timer_rings_somebody() -> None:
     assert Bench().machine._rings.keys() == set(Timer)
+
+
+def test_what_measures_the_machine_alone_has_it_work_all_jobs() -> None:
+    assert 0 < drain(300, 50) < 300

@@ -146,7 +146,11 @@ WALKED = (None, JobState.AVAILABLE, JobState.COMPLETED, JobState.SCHEDULED, JobS
 NO_CONDITIONS = (None, None, None, None)
 LISTS: dict[str, tuple[Statement, set[str]]] = {
     f"list {state or 'all'}, {looks}": (
-        Statement("list", lists.list_sql(NAMES, state, looks), (2**62, lists.PAGE, *NO_CONDITIONS)),
+        Statement(
+            "list",
+            lists.list_sql(NAMES, state, looks),
+            (2**62, lists.PAGE, *NO_CONDITIONS, *([list(range(1000))] if state is JobState.COMPLETED else [])),
+        ),
         set(),
     )
     for state in WALKED
@@ -156,6 +160,7 @@ IN_ONE_SEGMENT = (2**62, 1001, *NO_CONDITIONS)
 PEOPLE: dict[str, tuple[Statement, set[str]]] = {
     "list free": (Statement("free", lists._free_sql(NAMES, 0), IN_ONE_SEGMENT), set()),
     "list running": (Statement("running", lists._running_sql(NAMES, 0), IN_ONE_SEGMENT), set()),
+    "list running ids": (Statement("running_ids", lists._running_ids_sql(NAMES, 0), (2**62,)), set()),
     "list_dlq": (_first(STORE.list_dlq(Selection(), limit=1000)), set()),
     "list_dlq of a queue": (_first(STORE.list_dlq(Selection(queue="q"), limit=1000)), set()),
     "probe a sealed segment": (Statement("probe", probe.sealed_sql(NAMES, 0)), set()),

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from awa_proto.job import Attempt, JobState
 from awa_proto.output import MAX_BATCH_OUTPUT_BYTES, size_of
@@ -441,7 +442,7 @@ def statement(
     claims = sorted(by_claim)
     if form.outputs:
         for of_claim in by_claim.values():
-            of_claim.sort(key=lambda e: e.attempt.idx)
+            of_claim.sort(key=_PLACE)
     params: tuple[Value, ...] = (
         claims,
         [by_claim[c][0].attempt.run_lease for c in claims],
@@ -527,6 +528,7 @@ def how_called(ended: Ended) -> tuple[int, ...]:
     return () if ended.called is None else (*ended.called.waits, int(ended.called.due))
 
 
+_PLACE: Final = attrgetter("attempt.idx")
 _Group: TypeAlias = tuple[int, JobState, bool, bool, int, tuple[int, ...]]
 
 
@@ -537,9 +539,10 @@ def _groups(ended: Sequence[Ended]) -> list[tuple[_Group, list[int]]]:
     """
     groups: dict[_Group, list[int]] = {}
     filled: dict[tuple[int, int], tuple[int, int]] = {}  # of a claim: which row, and its bytes of outputs
+    are_many = sum([size_of(e.output) for e in ended if e.output is not None]) > MAX_BATCH_OUTPUT_BYTES
     for position, e in enumerate(ended):
         row = 0
-        if e.output is not None and e.transition.to is JobState.COMPLETED:
+        if are_many and e.output is not None and e.transition.to is JobState.COMPLETED:
             claim, size = (e.attempt.segment, e.attempt.claim_id), size_of(e.output)
             row, held = filled.get(claim, (0, 0))
             row, held = (row, held) if held + size <= MAX_BATCH_OUTPUT_BYTES else (row + 1, 0)

@@ -65,7 +65,13 @@ def _mark(source: str, filled: str) -> str:
    FROM {source} HAVING bool_or(n IS NOT NULL) OR {filled})"""
 
 
-def _walk(n: Names, table: str, condition: str, looks: int, columns: str = "", page: str = "LIMIT $2::int") -> str:
+_ABOVE_LOGS = " AND (r.id, 0) >= ((SELECT id FROM floor), 0)"
+"""SQL: rows that the mark of the logs does not hide. As a row, since the planner takes it that a range of ids has few."""
+
+
+def _walk(
+    n: Names, table: str, condition: str, looks: int, columns: str = "", page: str = "LIMIT $2::int", within: str = ""
+) -> str:
     """SQL of a CTE: rows of a table by id downwards before $1 that meet a condition (`wanted`), and the last one looked at."""
     keys = "id DESC"
     if table == "ready":  # has several rows of one job, of which only the newest can stand for it
@@ -75,7 +81,7 @@ def _walk(n: Names, table: str, condition: str, looks: int, columns: str = "", p
     return f"""
   SELECT *, CASE number WHEN {looks} THEN number END AS n FROM (
     SELECT r.id{columns}, row_number() OVER w AS number, {condition} AS wanted
-    FROM {n.s}.{table} r WHERE r.id < $1::bigint WINDOW w AS ({by}) {by} LIMIT {looks}) l
+    FROM {n.s}.{table} r WHERE r.id < $1::bigint{within} WINDOW w AS ({by}) {by} LIMIT {looks}) l
   WHERE CASE number WHEN {looks} THEN true ELSE wanted END
   ORDER BY {keys} {page}"""
 
@@ -104,13 +110,14 @@ def list_sql(n: Names, state: JobState | None, looks: int, logs: bool = True) ->
             if state is None or table == "dlq"
             else f"CASE {shown} WHEN {CODES[state]} THEN {conditions} ELSE false END"
         )
-        ctes.append(f"in_{table} AS MATERIALIZED ({_walk(n, table, of, looks)}\n)")
+        within = _ABOVE_LOGS if logs and state is None else ""
+        ctes.append(f"in_{table} AS MATERIALIZED ({_walk(n, table, of, looks, within=within)}\n)")
         parts.append(f"""
   SELECT j.* FROM in_{table} l CROSS JOIN LATERAL ({beside(n, table, "r.id = l.id", "LIMIT 1")}) j WHERE l.wanted""")
         parts.append(_mark(f"in_{table}", "count(*) >= $2::int"))
     if logs and state in _LOGGED:
         added, part = _in_logs(n, state, conditions, looks)
-        ctes += added
+        ctes = added + ctes
         parts += part
     return f"""
 WITH {",".join(f"{chr(10)}{cte}" for cte in ctes)}
@@ -132,7 +139,9 @@ def _in_logs(n: Names, state: JobState | None, conditions: str, looks: int) -> t
     )
     if state is None:
         walk = _walk(n, "ready", conditions, looks, ", r.seg, r.run_lease")
-        return [f"in_logs AS MATERIALIZED ({walk}\n)"], [
+        floor = "CASE WHEN bool_or(n IS NOT NULL) OR count(*) >= $2::int THEN min(id) ELSE 0 END"
+        ctes = [f"in_logs AS MATERIALIZED ({walk}\n)", f"floor AS MATERIALIZED (SELECT {floor} AS id FROM in_logs)"]
+        return ctes, [
             f"""
   SELECT j.* FROM in_logs l CROSS JOIN LATERAL ({fate}) j WHERE l.wanted""",
             _mark("in_logs", "count(*) >= $2::int"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from awa_proto import extra as extras
 from awa_proto.job import JobRow, JobState
-from awa_proto.store import JobFilter, QueueStat
+from awa_proto.store import JobFilter, QueueStat, Verdict
 from awa_proto.testing.conformance.kit import HOUR, OUTCOMES, DatabaseKit, Kit, end, jobs, now
 
 HAPPENS = (
@@ -91,6 +91,20 @@ async def a_list_knows_where_its_next_page_begins(kit: Kit) -> None:
         assert page.next == page[0].id
         page = await kit.run(kit.store.list_jobs(JobFilter(state=state, limit=1, before_id=page.next)))
         assert (len(page), page.next) == (1, None)
+
+
+async def completed_jobs_are_listed_past_those_that_wait_and_run(kit: Kit) -> None:
+    """However many there are of these: more than a statement looks at to begin with."""
+    ids = await kit.enqueue(450)
+    assert await kit.finalize(*map(end, await kit.claim(30))) == [Verdict.ACCEPTED] * 30
+    running = await kit.claim(390)
+    assert await kit.finalize(end(running[200])) == [Verdict.ACCEPTED]
+    done = [running[200].id, *ids[29::-1]]
+    assert await kit.listed(state=JobState.COMPLETED, limit=100) == done
+    found: list[int] = []
+    while page := await kit.listed(state=JobState.COMPLETED, limit=10, before_id=found[-1] if found else None):
+        found += page
+    assert found == done
 
 
 async def a_list_is_filtered_by_tag_and_by_what_metadata_contain(kit: Kit) -> None:

@@ -1,4 +1,4 @@
-"""What a job costs the machine alone: `python tests/core/bench_machine.py [jobs] [slots] [--profile]`.
+"""What a job costs the machine alone: `python -m benchmarks.machine [jobs] [slots] [--profile]`.
 
 The store is a counter and the handlers end at once, fifty or so in one input, so this is everything a driver does not do.
 """
@@ -7,25 +7,17 @@ import argparse
 import cProfile
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
+
+from typing_extensions import override
 
 from awa_proto.job import Attempt
 from awa_proto.outcome import Returned
 from awa_proto.plan import Op, Plan
-from awa_proto.store import (
-    Claimed,
-    Demand,
-    Ended,
-    Promoted,
-    QueueSettings,
-    Registration,
-    Ring,
-    Store,
-    Verdict,
-    Verdicts,
-)
+from awa_proto.store import Claimed, Demand, Ended, Registration, Ring, Verdict, Verdicts
+from awa_proto.store.memory import MemoryStore
 from awa_proto.task import Task
 from awa_proto.worker.config import QueueConfig, WorkerConfig
 from awa_proto.worker.events import Event, JobEnded, OpDone, RunOp, StartJob
@@ -45,32 +37,20 @@ def op(name: str, act: Callable[[], T]) -> Op[T]:
     return Op(name, plan)
 
 
-class Counter:
-    """As much of a Store as a worker asks for."""
+class Counter(MemoryStore):
+    """A store whose jobs are a number, and are claimed and ended at no cost."""
 
     def __init__(self, jobs: int) -> None:
+        super().__init__(lambda: NOW, random.random)
         self.left = jobs
         self.ended = 0
 
-    def replan(self) -> Op[None]:
-        return op("replan", lambda: None)
-
-    def register(self, _: object) -> Op[Registration]:
+    @override
+    def register(self, worker: object) -> Op[Registration]:
         return op("register", lambda: Registration(1, RING, {}, NOW))
 
-    def survey(self, _: object, *, glance: bool = False) -> Op[tuple[Ring, Mapping[str, QueueSettings]]]:
-        return op("survey", lambda: (RING, {}))
-
-    def announce(self, _q: object, _h: object = ()) -> Op[None]:
-        return op("announce", lambda: None)
-
-    def withdraw(self) -> Op[None]:
-        return op("withdraw", lambda: None)
-
-    def promote(self, _l: int, _s: datetime | None = None, *, canonical: object = ()) -> Op[Promoted]:
-        return op("promote", lambda: Promoted(0))
-
-    def claim(self, _i: int, _r: Ring, demands: Sequence[Demand], *, advance: bool = False) -> Op[Claimed]:
+    @override
+    def claim(self, instance: int, ring: Ring, demands: Sequence[Demand], *, advance: bool = False) -> Op[Claimed]:
         del advance
 
         def act() -> Claimed:
@@ -83,7 +63,8 @@ class Counter:
 
         return op("claim", act)
 
-    def finalize(self, ended: Sequence[Ended], _: int) -> Op[Verdicts]:
+    @override
+    def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
         def act() -> Verdicts:
             self.ended += len(ended)
             return Verdicts([Verdict.ACCEPTED] * len(ended))
@@ -95,7 +76,7 @@ def drain(jobs: int, slots: int) -> int:
     """Work all of them. How many inputs that took."""
     store = Counter(jobs)
     machine = WorkerMachine(
-        store=cast("Store", store),
+        store=store,
         tasks={"k": Task("k", print, lambda args: args, is_async=True)},
         config=WorkerConfig({"q": QueueConfig(slots)}),
         random=random.Random(1).random,
