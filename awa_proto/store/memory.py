@@ -583,8 +583,10 @@ class MemoryStore:
 
         def act() -> Registered | None:
             job = self._tables.jobs.get(attempt.id)
-            if job is None or job.claim is None or job.run_lease != attempt.run_lease or _is_waited_for(job):
+            if job is None or job.claim is None or job.run_lease != attempt.run_lease:
                 return None
+            if job.callback is not None:
+                self._waited(job)
             number = sum(int(self._random() * 2**32) << 32 * i for i in range(4))
             id = str(UUID(int=number % 2**128, version=4))
             job.callback = _Callback(id, self._clock() + timedelta(seconds=timeout), expressions)
@@ -700,7 +702,7 @@ class MemoryStore:
     def _park(self, job: MemoryJob, ended: Ended) -> None:
         """Let a job wait for its callback, which may have come already."""
         callback, at = job.callback, ended.transition.at
-        if callback is None or callback.waits not in {Waits.REGISTERED, Waits.RESUMED}:
+        if callback is None:
             job.extra = ended.extra_of_unregistered
             self._move_to(job, JobState.FAILED, at)
         elif callback.waits is Waits.RESUMED:

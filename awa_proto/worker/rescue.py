@@ -83,12 +83,13 @@ class Rescue:
         self._reason = reason
 
     def _rescued(self, stranded: Stranded, called: Called | None = None) -> Ended:
-        attempt, recorded, at = stranded
+        attempt, _, at = stranded
         context = self._context
         transition = conclude(
             attempt, self._reason, at, context.random, dead_letters=context.config.keeps_dead_letters(attempt.queue)
         )
-        return Ended(attempt, transition, flushed=recorded, called=called)
+        # whatever it has recorded and registered since it was looked at goes as well: it may be slow, and not dead
+        return Ended(attempt, transition, flushed=True, called=called)
 
     def _end(self, ended: Sequence[Ended], tries: int, flush: int | None = None) -> None:
         """Write it. flush: that of an earlier sending, which may have been committed."""

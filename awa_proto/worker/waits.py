@@ -8,6 +8,7 @@ none comes                              | all that wait are looked for, in one s
 the callback has come                   | WaitOver with what it came with; the deadline goes on with what was left of it
 it never will: replaced, used, ended    | WaitOver without
 the handler leaves (its own timeout)    | that is written; the deadline goes on
+it registers anew, or parks the job     | it may, whether its leaving is written so far or not
 the database is away                    | it goes on to wait; whatever is to be asked or written is tried with back-off
 the handler ended, was cancelled        | forgotten: whatever ends the attempt takes the callback along
 """

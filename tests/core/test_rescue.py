@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from random import Random
 from typing import Any
@@ -425,6 +425,23 @@ def test_what_somebody_else_ended_meanwhile_is_told_nobody(monkeypatch: pytest.M
     monkeypatch.setattr(bench.store, "find_stale", _giving(page))
     bench.look()
     assert [event.job.id for event in bench.events] == [2]
+
+
+def test_what_an_attempt_registers_after_it_was_found_goes_with_its_rescue(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(None)
+    silent(bench, monkeypatch)
+    page = play(bench.stale.op())
+    assert [stranded.recorded for stranded in page.stranded] == [False]
+    monkeypatch.setattr(bench.store, "find_stale", _giving(page))
+    finalize, flushed = bench.store.finalize, list[bool]()
+
+    def noting(ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
+        flushed.extend(each.flushed for each in ended)
+        return finalize(ended, flush)
+
+    monkeypatch.setattr(bench.store, "finalize", noting)
+    bench.look()
+    assert flushed == [True]
 
 
 def _giving(page: Any) -> Callable[..., Op[Any]]:

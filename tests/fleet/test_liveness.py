@@ -31,18 +31,18 @@ def beat(dsn: str) -> Any:
 
 
 @contextmanager
-def leader(dsn: str, liveness: Liveness = QUICK) -> Iterator[Member]:
-    """A worker of another process's kind, which serves nothing of interest and does the upkeep."""
-    with Member("sync", dsn) as other, other.worker({"idle": 1}, liveness=liveness) as crew:
+def leader(dsn: str, liveness: Liveness = QUICK, **options: Any) -> Iterator[Member]:
+    """A worker of another process's kind, which serves nothing of interest and does the upkeep. options: of its client."""
+    with Member("sync", dsn, **options) as other, other.worker({"idle": 1}, liveness=liveness) as crew:
         until(lambda: crew.machine.leads, "a leader")
         yield other
 
 
 @contextmanager
-def victim(flavour: str, dsn: str, scene: str) -> Iterator[subprocess.Popen[str]]:
+def victim(flavour: str, dsn: str, scene: str, engine: str = "queue") -> Iterator[subprocess.Popen[str]]:
     """A worker in a process of its own."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.fleet.victim", flavour, dsn, scene], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.fleet.victim", flavour, dsn, scene, engine], stdout=subprocess.PIPE, text=True
     )
     with process:  # which waits for its end
         try:

@@ -136,15 +136,22 @@ moved AS (
 
 
 def _park(n: Names, which: str) -> str:
-    """The CTEs that let attempts wait for their callbacks; those whose callback came already run again at once."""
+    """The CTEs that let attempts wait for their callbacks; those whose callback came already run again at once.
+
+    As `close._parked` of queue storage: `locked` says how the callbacks are, and what nobody waits for goes.
+    """
     return f"""
-used AS (
-  UPDATE {n.s}.callbacks c SET state = CASE c.state WHEN 3 THEN 3 ELSE 2 END, waits_since = clock_timestamp()
-  WHERE c.job_id = ANY (ARRAY({which})) AND c.run_lease = ANY (ARRAY(SELECT run_lease FROM held)) AND c.state IN (0, 3)
-  RETURNING c.job_id, c.run_lease, c.state AS waits, c.result
-),
 parking AS MATERIALIZED (
-  SELECT h.*, u.waits, u.result FROM held h LEFT JOIN used u ON u.job_id = h.id AND u.run_lease = h.run_lease
+  SELECT h.*, CASE WHEN l.state = 3 THEN 3 WHEN l.state IS NOT NULL THEN 2 END AS waits, l.result
+  FROM held h LEFT JOIN locked l ON l.job_id = h.id AND l.run_lease = h.run_lease
+),
+begun AS (
+  UPDATE {n.s}.callbacks c SET state = 2, waits_since = clock_timestamp()
+  WHERE c.job_id = ANY (ARRAY(SELECT id FROM parking WHERE waits = 2 AND id IN ({which})))
+),
+spent AS (
+  DELETE FROM {n.s}.callbacks c
+  WHERE c.job_id = ANY (ARRAY(SELECT id FROM parking WHERE waits = 3 OR (waits = 2 AND id NOT IN ({which}))))
 ),
 {_update(n, "going", _PARKED, which).lstrip().replace("FROM held h", "FROM parking h")}"""
 
@@ -251,9 +258,10 @@ forgotten AS (
     # callbacks are locked before anything else, so that whoever uses one is waited for, or waits
     last = first + (len(COLUMNS) + 2 * form.keyed if form.following else 0)
     which = called(last) if form.called else "c.job_id = ANY ($1::bigint[])"
+    how = ", c.state, c.result" if form.into is _Into.WAITING else ""
     locked = f"""
 locked AS MATERIALIZED (
-  SELECT c.job_id, c.run_lease FROM {n.s}.callbacks c WHERE {which} AND (SELECT count(*) FROM given) > 0
+  SELECT c.job_id, c.run_lease{how} FROM {n.s}.callbacks c WHERE {which} AND (SELECT count(*) FROM given) > 0
   ORDER BY c.job_id FOR UPDATE
 ),"""
     locks = forgets or form.into is _Into.WAITING

@@ -44,7 +44,10 @@ _MOST_LOOKS = 10
 
 @lru_cache
 def register_sql(n: Names, s: int) -> str:
-    """$1 job id, $2 lease, $3 claim id, $4 index, $5 queue, $6 seconds, $7 expressions or NULL. No row: it has ended."""
+    """$1 job id, $2 lease, $3 claim id, $4 index, $5 queue, $6 seconds, $7 expressions or NULL. No row: it has ended.
+
+    A handler that registers does not wait any more for what it had registered, whether that was written already or not.
+    """
     open_in_log = f"""
   EXISTS (
     SELECT FROM {n.s}.claims_{s} c
@@ -61,9 +64,10 @@ WHERE {open_row if s == CANONICAL else open_in_log}
 ON CONFLICT (job_id) DO UPDATE
 SET run_lease = excluded.run_lease, callback_id = excluded.callback_id, state = 0, seg = excluded.seg,
     claim_id = excluded.claim_id, idx = excluded.idx, timeout_at = excluded.timeout_at, waits_since = NULL,
-    waited = CASE WHEN a.run_lease = excluded.run_lease THEN a.waited ELSE 0 END, queue = excluded.queue,
-    expressions = excluded.expressions, result = NULL
-WHERE a.run_lease < excluded.run_lease OR (a.run_lease = excluded.run_lease AND a.state IN (0, 3))
+    waited = CASE WHEN a.run_lease = excluded.run_lease
+      THEN a.waited + coalesce(extract(epoch FROM clock_timestamp() - a.waits_since), 0)::float8 ELSE 0 END,
+    queue = excluded.queue, expressions = excluded.expressions, result = NULL
+WHERE a.run_lease < excluded.run_lease OR (a.run_lease = excluded.run_lease AND a.state <> {int(Waits.PARKED)})
 RETURNING callback_id::text, timeout_at"""
 
 

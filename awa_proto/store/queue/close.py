@@ -185,17 +185,27 @@ RESULT = """(coalesce(then_extra, '{}')::jsonb
 def _parked(n: Names, but_lost: str) -> str:
     """The CTEs that let accepted attempts wait for their callbacks; those whose callback came already run again at once.
 
-    `locked` has the callbacks, so they are what is found here: nobody can use one between the two.
+    `locked` has the callbacks, so they are as they are found there: nobody can use one between the two. One that its handler
+    waited for until now is as good as any: the handler has returned, and that it waits no more need not be written so far.
+    What nobody waits for goes.
     """
     jobs = "FROM accepted a JOIN called c ON c.job_id = a.id AND c.run_lease = a.lease"
     again = _body("run_at").replace("count,", "(count - 1)::smallint,").replace("then_extra", RESULT)
     failed = _body("run_at").replace("then_extra", "unregistered::json")
     return f"""
-called AS (
-  UPDATE {n.s}.callbacks c SET state = CASE c.state WHEN 3 THEN 3 ELSE 2 END, waits_since = clock_timestamp()
-  WHERE c.job_id = ANY (ARRAY(SELECT id FROM accepted{but_lost})) AND c.run_lease = ANY (ARRAY(SELECT lease FROM accepted))
-    AND c.state IN (0, 3)
-  RETURNING c.job_id, c.run_lease, c.state AS waits, c.result
+called AS MATERIALIZED (
+  SELECT l.job_id, l.run_lease, CASE l.state WHEN 3 THEN 3 ELSE 2 END AS waits, l.result
+  FROM locked l JOIN accepted a ON a.id = l.job_id AND a.lease = l.run_lease{but_lost.replace("id NOT", "l.job_id NOT")}
+),
+begun AS (
+  UPDATE {n.s}.callbacks c SET state = 2, waits_since = clock_timestamp()
+  WHERE c.job_id = ANY (ARRAY(SELECT job_id FROM called WHERE waits = 2))
+),
+spent AS (
+  DELETE FROM {n.s}.callbacks c
+  WHERE c.job_id = ANY (ARRAY(
+    SELECT l.job_id FROM locked l JOIN accepted a ON a.id = l.job_id AND a.lease = l.run_lease
+    WHERE l.job_id NOT IN (SELECT job_id FROM called WHERE waits = 2)))
 ),
 moved AS (
   INSERT INTO {n.s}.waiting (id, attempted_at, {BODY})
@@ -398,9 +408,10 @@ def _locked(n: Names, form: Form) -> str:
       SELECT k.job_ids[i + 1] FROM known k CROSS JOIN LATERAL unnest(k.idx) i WHERE i < cardinality(k.job_ids)))"""
     if form.called:
         which = called(form.last)
+    how = ", c.state, c.result" if form.into is _Into.WAITING else ""
     return f"""
 locked AS MATERIALIZED (
-  SELECT c.job_id, c.run_lease FROM {n.s}.callbacks c WHERE {which} ORDER BY c.job_id FOR UPDATE
+  SELECT c.job_id, c.run_lease{how} FROM {n.s}.callbacks c WHERE {which} ORDER BY c.job_id FOR UPDATE
 ),"""
 
 

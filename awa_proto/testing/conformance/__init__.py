@@ -7,7 +7,8 @@ the proof. It speaks anyio only. It is given a store without jobs, and may leave
     enqueue, claim, claim_one, close, endings, deferred, people, unique, dead_letters, bulk, reads, queues,
     rescue, callbacks
                            one concern each; most need no database
-    turns, closers         the same beside transactions that are open
+    turns, closers, callback_races
+                           the same beside transactions that are open
     leading, cron, kinds   who does the upkeep, what is enqueued by the clock, what workers say of their jobs
     listening, migration, sql
                            the database around it
@@ -26,6 +27,7 @@ from typing import Any
 
 from awa_proto.testing.conformance import (
     bulk,
+    callback_races,
     callbacks,
     claim,
     claim_one,
@@ -73,6 +75,7 @@ _MODULES = (
     queues,
     rescue,
     callbacks,
+    callback_races,
     retention,
     ring,
     prune,
