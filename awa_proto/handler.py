@@ -295,7 +295,11 @@ class JobBase(Generic[A_co, C_co]):
         if self._cancelled is not None:
             self._told = None
             raise WaitCancelled(f"job {self.id}: {self._cancelled}")
-        self._carry(asked)
+        try:
+            self._carry(asked)
+        except BaseException:
+            self._told = None
+            raise
         return asked
 
     def wait_over(self, end: WaitEnd) -> None:

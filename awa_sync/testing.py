@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Self, TypeVar, overload
 
@@ -121,6 +121,7 @@ class AwaTestClient:
         output: Any = None,
         queue: str | None = None,
         early: bool = False,
+        deliver: Iterable[object] = (),
     ) -> WorkResult: ...
     @overload
     def work_one(
@@ -131,6 +132,7 @@ class AwaTestClient:
         output: Any = None,
         queue: str | None = None,
         early: bool = False,
+        deliver: Iterable[object] = (),
     ) -> WorkResult: ...
     @overload
     def work_one(
@@ -141,6 +143,7 @@ class AwaTestClient:
         output: Any = None,
         queue: str | None = None,
         early: bool = False,
+        deliver: Iterable[object] = (),
     ) -> WorkResult: ...
     def work_one(
         self,
@@ -150,6 +153,7 @@ class AwaTestClient:
         output: Any = None,
         queue: str | None = None,
         early: bool = False,
+        deliver: Iterable[object] = (),
     ) -> WorkResult:
         """Work one job now, as a worker would, and say what became of it: claim, handler, result, follow-ups, hooks.
 
@@ -162,13 +166,16 @@ class AwaTestClient:
             output: The type the handler records as its output, as `task` says it.
             queue: Only a job of this queue.
             early: Also one that is not due yet, for example a retry; those that are due go first.
+            deliver: What callbacks bring: each `wait_for_callback` of the handler returns the next of these at once. An
+                exception is raised there instead, such as a `TimeoutError` for a limit of the handler's own.
 
         Raises:
             NoJob: There is none. An AssertionError, whose message says what there is.
             ValidationError: An argument is wrong; nothing was done.
             DatabaseError: The database does not answer, or refuses what it should not.
         """
-        return self.perform(self.operations.work_one(jobs, handler, output=output, queue=queue, early=early))
+        op = self.operations.work_one(jobs, handler, output=output, queue=queue, early=early, deliver=deliver)
+        return self.perform(op)
 
     work_all = bind(AwaTestClientOperations.work_all)
     assert_enqueued = bind(AwaTestClientOperations.assert_enqueued)

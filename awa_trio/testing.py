@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Self, TypeVar, overload
 
@@ -142,6 +142,7 @@ class AwaTestClient:
         output: Any = None,
         queue: str | None = None,
         early: bool = False,
+        deliver: Iterable[object] = (),
     ) -> WorkResult: ...
     @overload
     async def work_one(
@@ -152,6 +153,7 @@ class AwaTestClient:
         output: Any = None,
         queue: str | None = None,
         early: bool = False,
+        deliver: Iterable[object] = (),
     ) -> WorkResult: ...
     @overload
     async def work_one(
@@ -162,6 +164,7 @@ class AwaTestClient:
         output: Any = None,
         queue: str | None = None,
         early: bool = False,
+        deliver: Iterable[object] = (),
     ) -> WorkResult: ...
     async def work_one(
         self,
@@ -171,6 +174,7 @@ class AwaTestClient:
         output: Any = None,
         queue: str | None = None,
         early: bool = False,
+        deliver: Iterable[object] = (),
     ) -> WorkResult:
         """Work one job now, as a worker would, and say what became of it: claim, handler, result, follow-ups, hooks.
 
@@ -184,13 +188,16 @@ class AwaTestClient:
             output: The type the handler records as its output, as `task` says it.
             queue: Only a job of this queue.
             early: Also one that is not due yet, for example a retry; those that are due go first.
+            deliver: What callbacks bring: each `wait_for_callback` of the handler returns the next of these at once. An
+                exception is raised there instead, such as a `TimeoutError` for a limit of the handler's own.
 
         Raises:
             NoJob: There is none. An AssertionError, whose message says what there is.
             ValidationError: An argument is wrong; nothing was done.
             DatabaseError: The database does not answer, or refuses what it should not.
         """
-        return await self.perform(self.operations.work_one(jobs, handler, output=output, queue=queue, early=early))
+        op = self.operations.work_one(jobs, handler, output=output, queue=queue, early=early, deliver=deliver)
+        return await self.perform(op)
 
     work_all = bind(AwaTestClientOperations.work_all)
     assert_enqueued = bind(AwaTestClientOperations.assert_enqueued)

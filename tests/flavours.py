@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import trio
@@ -116,13 +117,17 @@ class App:
         async def awaited(job: Any) -> Any:
             if not inspect.isgeneratorfunction(function):
                 return function(job)
-            steps, result = function(job), None
+            steps = function(job)
+            step = partial(steps.send, None)
             while True:
                 try:
-                    call = steps.send(result)
+                    call = step()
                 except StopIteration as done:
                     return done.value
-                result = await call
+                try:
+                    step = partial(steps.send, await call)
+                except Exception as error:  # noqa: BLE001  it is for the handler to see, as in blocking code
+                    step = partial(steps.throw, error)
 
         return awaited
 

@@ -111,7 +111,7 @@ class CallbackOperations(Generic[C]):
             OutputError: The output is none. Nothing is changed.
             FollowUpError: A follow-up function failed. Nothing is changed, so it can be tried again.
         """
-        _json("payload", payload)
+        payload_json("payload", payload)
         kind, declared = self._declared(output_for)
         recorded = None if output is None else outputs.encode(output, declared)
         wanted = _Wanted(id, run_lease, (*_ENDS, Waits.PARKED))
@@ -188,7 +188,7 @@ class CallbackOperations(Generic[C]):
             CallbackNotFound: No job waits for it (any more).
             ValidationError: The payload is no JSON, or too much.
         """
-        result = _json("payload", payload)
+        result = payload_json("payload", payload)
         wanted = _Wanted(id, run_lease, (*_ENDS, Waits.PARKED))
 
         def plan() -> Plan[JobRow]:
@@ -264,7 +264,7 @@ class CallbackOperations(Generic[C]):
             ValidationError: The payload is no JSON, or too much; there is no such action.
             FollowUpError: A follow-up function failed. Nothing is changed, so it can be tried again.
         """
-        given = json.loads(_json("payload", payload))
+        given = json.loads(payload_json("payload", payload))
         action = checked_action(default_action)
         wanted = _Wanted(id, run_lease, (*_ENDS, Waits.PARKED))
 
@@ -459,8 +459,8 @@ MAX_PAYLOAD: Final = 1024 * 1024
 """Most bytes of JSON text of a payload."""
 
 
-def _json(field: str, value: object) -> str:
-    """JSON text. Raises ValidationError."""
+def payload_json(field: str, value: object) -> str:
+    """The JSON text of a payload. Raises ValidationError: it is no JSON, or too much."""
     found = compact(to_object(field, {field: value})[1][field])
     if len(found.encode()) > MAX_PAYLOAD:
         raise ValidationError(field, f"has {len(found.encode())} bytes of JSON; {MAX_PAYLOAD} are allowed")

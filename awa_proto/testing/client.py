@@ -7,7 +7,7 @@ Calls of the user's functions, which a package performs one after the other.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final
 
 from awa_proto.application import Application
@@ -18,6 +18,7 @@ from awa_proto.options import EnqueueRequest, kind_for, name, whole
 from awa_proto.outcome import Seconds, seconds
 from awa_proto.plan import Op, Plan, Statement
 from awa_proto.task import Task
+from awa_proto.testing.deliveries import deliveries
 from awa_proto.testing.expected import Expected, counted, explained, life, listed, matching
 from awa_proto.testing.work import Begin, Wanted, WorkResult, work
 
@@ -49,10 +50,12 @@ class AwaTestClientOperations:
         output: Any = None,
         queue: str | None = None,
         early: bool = False,
+        deliver: Iterable[object] = (),
     ) -> Op[WorkResult]:
         """Work one job; see `AwaTestClient.work_one` of each package, which is typed for its handlers."""
         wanted = self._wanted(jobs, queue, early)
-        wanted = dataclasses.replace(wanted, task=self._task(jobs, wanted.kind, handler, output))
+        task = self._task(jobs, wanted.kind, handler, output)
+        wanted = dataclasses.replace(wanted, task=task, deliver=tuple(deliveries(deliver)))
 
         def plan() -> Generator[Any, Any, WorkResult]:
             result = yield from self._work(wanted)

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from awa_proto import extra as extras
 from awa_proto.args import build, decoder, to_object
+from awa_proto.callbacks.operations import payload_json
 from awa_proto.callbacks.token import CallbackToken
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.extra import compact
@@ -31,7 +32,8 @@ from awa_proto.registry import Registry
 from awa_proto.store import Registered
 from awa_proto.store.memory import MemoryStore
 from awa_proto.task import Task
-from awa_proto.worker.events import Reason, StartJob, WaitAsked, WaitLeft
+from awa_proto.testing.deliveries import Deliveries
+from awa_proto.worker.events import Reason, StartJob
 
 A_co = TypeVar("A_co", covariant=True)
 C_co = TypeVar("C_co", covariant=True)
@@ -46,6 +48,8 @@ class JobFields(InsertOpts, total=False):
     id: its number; 1. attempt: which one it is, from 1; 1. run_lease: its fence; 1. created_at: when the job was enqueued;
     now. errors: the entries of the attempts before, `{"error": …, "attempt": …}`. progress: what they left,
     `{"percent": …, "message": …, "metadata": …}`. output: the type of the outputs; what the task declares, if `tasks` has it.
+    callback_result: what the callback came with for which the job was parked, as `resume_external` says it; None is a payload
+    too. Without it the job was not resumed.
     """
 
     id: int
@@ -55,6 +59,7 @@ class JobFields(InsertOpts, total=False):
     errors: Sequence[Mapping[str, Any]]
     progress: Mapping[str, Any]
     output: Any
+    callback_result: object
 
 
 _OF_THE_ATTEMPT: Final = JobFields.__annotations__.keys() - InsertOpts.__annotations__.keys()
@@ -151,10 +156,11 @@ class HandlerJobBase(JobBase[A_co, C_co]):
         """
         known = {} if tasks is None else tasks.registry.tasks
         attempt, task, decoded = _claimed(args, known, fields)
-        super().__init__(StartJob(attempt, task, decoded), client)
+        start = StartJob(attempt, task, decoded)
+        super().__init__(start, client)
         self._memory = memory
-        self._delivered: list[str] = []
-        self.carry(self._waits)
+        self._deliveries = Deliveries(self, start)
+        self.carry(self._deliveries.carry)
 
     @property
     def staged(self) -> list[EnqueueRequest]:
@@ -178,15 +184,15 @@ class HandlerJobBase(JobBase[A_co, C_co]):
         return [CallbackToken(registered.id) for registered in self._kept().operations.callbacks]
 
     def deliver(self, *payloads: object) -> None:
-        """Let `wait_for_callback` return these, one after the other. Without any left it raises ConfigurationError."""
-        self._delivered += [compact(to_object("payload", {"payload": each})[1]["payload"]) for each in payloads]
+        """Let `wait_for_callback` return these, one after the other. Without any left it raises ConfigurationError.
 
-    def _waits(self, event: WaitAsked | WaitLeft) -> None:
-        if isinstance(event, WaitAsked):
-            if not self._delivered:
-                self._told = None
-                raise ConfigurationError("nothing is there to wait for: let the test say job.deliver(payload) before")
-            self.wait_over(self._delivered.pop(0))
+        Args:
+            payloads: Any JSON. An exception is raised instead, such as a `TimeoutError` for a limit of the handler's own.
+
+        Raises:
+            ValidationError: One is no JSON, or too much.
+        """
+        self._deliveries.add(payloads)
 
     def cancel(self) -> None:
         """Let the handler be asked to stop: `is_cancelled()` is true from now on."""
@@ -245,7 +251,10 @@ def _extra(extra: str | None, own: Mapping[str, Any]) -> str | None:
             body[name] = to_object("job", {name: own[name]})[1][name]
     if not isinstance(body.get("progress", {}), dict):
         raise ValidationError("progress", f"a mapping is needed, not {type(own['progress']).__name__}")
-    return compact(body) if body else None
+    extra = compact(body) if body else None
+    if "callback_result" not in own:
+        return extra
+    return extras.with_result(extra, payload_json("callback_result", own["callback_result"]))
 
 
 def _nobody(_: object) -> None:

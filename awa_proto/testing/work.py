@@ -5,7 +5,8 @@ runs for this one attempt: it decodes the args, starts the handler, concludes, a
 always does, with what a database may answer. What it would do beside is answered here, without the database: looking for
 more jobs, promoting, listening. Its clock runs ahead where it would wait, so nothing ever sleeps.
 
-What is left out: deadlines end no handler, and `is_cancelled()` stays false, since nobody listens.
+What is left out: deadlines end no handler, and `is_cancelled()` stays false, since nobody listens. What callbacks bring to a
+handler that waits is said by the test.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from awa_proto.store import (
     WorkerInfo,
 )
 from awa_proto.task import Task
+from awa_proto.testing.deliveries import Deliveries, Delivery
 from awa_proto.testing.handler_job import comparable
 from awa_proto.version import VERSION
 from awa_proto.worker.config import QueueConfig
@@ -161,6 +163,7 @@ class Wanted:
     """Which job is to be worked, and by what.
 
     id, kind, queue: conditions, all of which must hold. early: also one that is not due. task: instead of the one registered.
+    deliver: what callbacks bring.
     """
 
     id: int | None = None
@@ -168,6 +171,7 @@ class Wanted:
     queue: str | None = None
     early: bool = False
     task: Task | None = None
+    deliver: tuple[Delivery, ...] = ()
 
 
 Begin: TypeAlias = Callable[[StartJob], tuple[JobBase[Any, Any], Callable[[], Any]]]
@@ -189,7 +193,7 @@ def work(
     if claimed is None:
         yield store.unregister(registration.instance)
         return None
-    return (yield from _Work(application, wanted.task, registration, claimed, begin, now).steps())
+    return (yield from _Work(application, wanted, registration, claimed, begin, now).steps())
 
 
 class _Work:
@@ -198,7 +202,7 @@ class _Work:
     def __init__(
         self,
         application: Application,
-        task: Task | None,
+        wanted: Wanted,
         registration: Registration,
         claimed: Claimed,
         begin: Begin,
@@ -210,7 +214,9 @@ class _Work:
         self._now = now
         self._ahead = 0.0
         tasks = application.registry.tasks
+        task = wanted.task
         self._tasks: Mapping[str, Task] = tasks if task is None else {**tasks, self._attempt.kind: task}
+        self._deliver = wanted.deliver
         self._asked = _Noting(application.operations.intake)
         self._hooks = HookQueue(application.registry.hooks)
         self._machine: WorkerMachine = application.machine(
@@ -286,6 +292,7 @@ class _Work:
 
     def _handle(self, start: StartJob) -> Generator[Any, Any, Event]:
         job, call = self._begin(start)
+        job.carry(Deliveries(job, start, self._deliver).carry)
         ended: Returned | Raised = yield Call(call, start.task.is_async)
         job.seal()
         self._recording = start.recordings.get((start.attempt.id, start.attempt.run_lease))

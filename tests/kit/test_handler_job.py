@@ -2,12 +2,13 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import pytest
+import trio
 
 import awa_asyncio
 import awa_asyncio.testing
@@ -16,6 +17,7 @@ import awa_sync
 import awa_sync.testing
 import awa_trio
 import awa_trio.testing
+from tests.flavours import App
 
 PACKAGES = {"asyncio": awa_asyncio, "trio": awa_trio, "sync": awa_sync}
 JOBS: dict[str, tuple[Any, Any]] = {
@@ -230,27 +232,65 @@ def test_importing_a_package_brings_in_nothing_for_tests() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_callbacks_are_recorded_and_what_is_delivered_is_waited_for() -> None:
-    async def scenario() -> None:
-        job = awa_asyncio.testing.HandlerJob({"n": 1}, kind="k")
-        first = await job.register_callback(timeout=5)
-        second = await job.register_callback()
+def waited(flavour: str, make: Make, scenario: Callable[[Any], Generator[Any, Any, Any]]) -> Any:
+    """What a handler returns that waits: on the event loop of its package, if there is one. It yields calls of its job."""
+    package = flavour.partition(" ")[0]
+    handler: Any = App(None, is_async=package == flavour != "sync").handler(scenario)
+
+    async def awaited() -> Any:
+        return await handler(make(Resize(3)))
+
+    if package != flavour or package == "sync":
+        return handler(make(Resize(3)))
+    return asyncio.run(awaited()) if package == "asyncio" else trio.run(awaited)
+
+
+def test_callbacks_are_recorded_and_what_is_delivered_is_waited_for(flavour: str, make: Make) -> None:
+    def scenario(job: Any) -> Generator[Any, Any, Any]:
+        first = yield job.register_callback(timeout=5)
+        job.deliver({"a": 1}, TimeoutError("too long"), None)
+        answers = [(yield job.wait_for_callback(first))]
+        second = yield job.register_callback()
         assert job.callbacks == [first, second]
-        job.deliver({"a": 1}, None)
-        assert [await job.wait_for_callback(token) for token in (first, second)] == [{"a": 1}, None]
-        with pytest.raises(awa_asyncio.ConfigurationError, match="deliver"):
-            await job.wait_for_callback(second)
+        with pytest.raises(TimeoutError, match="too long"):
+            yield job.wait_for_callback(second)
+        answers.append((yield job.wait_for_callback(second.id)))
+        third = yield job.register_callback()
+        with pytest.raises(awa.ConfigurationError, match="deliver"):
+            yield job.wait_for_callback(third)
+        with pytest.raises(awa.ValidationError):
+            job.deliver({1, 2})
+        return answers
 
-    asyncio.run(scenario())
+    assert waited(flavour, make, scenario) == [{"a": 1}, None]
 
 
-def test_a_blocking_job_waits_for_what_was_delivered_and_not_once_it_is_cancelled() -> None:
-    job = awa_sync.testing.HandlerJob({"n": 1}, kind="k")
-    token = job.register_callback()
-    job.deliver(1, 2)
-    assert job.wait_for_callback(token.id) == 1
-    job.cancel()
-    with pytest.raises(awa_sync.WaitCancelled):
-        job.wait_for_callback(token)
-    with pytest.raises(awa_sync.AttemptEnded):
-        job.register_callback()
+def test_a_callback_that_was_replaced_used_or_never_registered_is_waited_for_in_vain(flavour: str, make: Make) -> None:
+    def scenario(job: Any) -> Generator[Any, Any, Any]:
+        job.deliver(1, 2)
+        with pytest.raises(awa.CallbackNotFound):
+            yield job.wait_for_callback("00000000-0000-4000-8000-000000000000")
+        first = yield job.register_callback()
+        second = yield job.register_callback()
+        with pytest.raises(awa.CallbackNotFound):
+            yield job.wait_for_callback(first)
+        assert (yield job.wait_for_callback(second)) == 1
+        with pytest.raises(awa.CallbackNotFound):
+            yield job.wait_for_callback(second)
+        job.cancel()
+        with pytest.raises(awa.WaitCancelled):
+            yield job.wait_for_callback(second)
+        with pytest.raises(awa.AttemptEnded):
+            yield job.register_callback()
+
+    waited(flavour, make, scenario)
+
+
+def test_a_job_may_be_one_that_was_parked_and_resumed(make: Make) -> None:
+    job = make(Resize(3))
+    assert (job.was_resumed, job.callback_result) == (False, None)
+    for came in ({"by": ["Ada"]}, None):
+        job = make(Resize(3), callback_result=came, tags=["x"])
+        assert (job.was_resumed, job.callback_result, job.tags) == (True, came, ["x"])
+    with pytest.raises(awa.ValidationError, match="callback_result"):
+        make(Resize(3), callback_result={1})

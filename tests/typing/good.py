@@ -360,7 +360,7 @@ async def jobs_are_worked_in_a_test(p: psycopg.AsyncConnection[Any]) -> None:
     await test.work_one(SendEmail, send_email, output=Audit, queue="email", early=True)
     await test.work_one(Resize, resize)
     await test.work_one(Resize, resize_blocking)
-    await test.work_one("raw", raw)
+    await test.work_one("raw", raw, deliver=[{"a": 1}, None, TimeoutError()])
     await test.work_one(await client.insert(SendEmail("a")))
     assert_type(await test.work_all(), list[WorkResult])
     await test.work_all(SendEmail, queue="email", early=True, most=10)
