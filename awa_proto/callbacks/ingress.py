@@ -20,7 +20,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypedDict
 
 from awa_proto.callbacks.signature import HEADER, REPLAY_WINDOW, Secret, Signatures
 from awa_proto.error_text import describe
@@ -133,21 +133,34 @@ class Call:
                 return refusal(500, "something is wrong here")
 
 
+class IngressSettings(TypedDict, total=False):
+    """The keywords of `Ingress` and of everything that makes one. A missing one means the default.
+
+    allow_unsigned: let everything in: only where something in front sees to it who sends; False. replay_window: seconds (or a
+    timedelta) that a signature is good for, before and after the time that it names; 300. prefix: what paths begin with, ""
+    where the application is mounted at that place; "/api/callbacks". max_body: most bytes of a body, 1 KiB to 1 GiB; 1 MiB.
+    body_timeout: seconds (or a timedelta) after which it has to be there; 10.
+    """
+
+    allow_unsigned: bool
+    replay_window: Seconds
+    prefix: str
+    max_body: int
+    body_timeout: Seconds
+
+
 class Ingress:
     """The routes, and what is asked of requests. It is the same for every server and framework.
 
     Args:
         calls: What makes the Ops.
-        secrets: See `Signatures`; without any, and without `allow_unsigned`, a ConfigurationError is raised.
-        allow_unsigned: Let everything in.
-        replay_window: Seconds that a signature is good for, before and after the time that it names.
-        prefix: What paths begin with, "" when the application is mounted where they begin.
-        max_body: Most bytes of a body.
-        body_timeout: Seconds (or a timedelta) after which it has to be there.
+        secrets: What requests are signed with, see `Signatures`.
+
+    The keywords are those of IngressSettings.
 
     Raises:
+        ConfigurationError: There is no secret, and `allow_unsigned` was not asked for.
         ValidationError: Naming the setting and its limit.
-        ConfigurationError: As said.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typing_extensions import override
 
-from awa_proto.callbacks.ingress import BODY_TIMEOUT, MAX_BODY_BYTES, PREFIX
+from awa_proto.callbacks.ingress import BODY_TIMEOUT, MAX_BODY_BYTES, PREFIX, IngressSettings
 from awa_proto.callbacks.signature import REPLAY_WINDOW
 from awa_proto.errors import ConfigurationError
 from awa_proto.plan import Op
@@ -69,19 +69,18 @@ def serve(
 
     _uvicorn()
     secrets = _secrets(secret_file)
+    settings: IngressSettings = {
+        "allow_unsigned": allow_unsigned,
+        "replay_window": replay_window,
+        "prefix": prefix,
+        "max_body": max_body,
+        "body_timeout": body_timeout,
+    }
 
     def taking(client: "Performs") -> "CallbacksApp":
         from awa_asyncio.web import callbacks_app
 
-        return callbacks_app(
-            client,
-            secrets,
-            allow_unsigned=allow_unsigned,
-            replay_window=replay_window,
-            prefix=prefix,
-            max_body=max_body,
-            body_timeout=body_timeout,
-        )
+        return callbacks_app(client, secrets, **settings)
 
     if not logging.getLogger().handlers:
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")

@@ -7,58 +7,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from typing_extensions import Unpack
+
 from awa_proto.binding import Performs
-from awa_proto.callbacks.ingress import (
-    BODY_TIMEOUT,
-    MAX_BODY_BYTES,
-    PREFIX,
-    Answer,
-    Call,
-    Head,
-    Ingress,
-    Reading,
-    refusal,
-)
-from awa_proto.callbacks.signature import REPLAY_WINDOW, Secret
-from awa_proto.outcome import Seconds
+from awa_proto.callbacks.ingress import Answer, Call, Head, Ingress, IngressSettings, Reading, refusal
+from awa_proto.callbacks.signature import Secret
 
 
 def callbacks_app(
-    client: Performs,
-    secrets: Secret | Sequence[Secret] = (),
-    *,
-    allow_unsigned: bool = False,
-    replay_window: Seconds = REPLAY_WINDOW,
-    prefix: str = PREFIX,
-    max_body: int = MAX_BODY_BYTES,
-    body_timeout: Seconds = BODY_TIMEOUT,
+    client: Performs, secrets: Secret | Sequence[Secret] = (), **settings: Unpack[IngressSettings]
 ) -> CallbacksApp:
     """A WSGI application that takes callbacks for a client.
 
     Args:
         client: Whose jobs wait. Hooks and follow-ups are those that it knows.
         secrets: What requests are signed with, at least 16 bytes; several while one takes the place of another.
-        allow_unsigned: Let everything in: only where something in front sees to it who sends.
-        replay_window: Seconds (or a timedelta) that a signature is good for, before and after the time that it names.
-        prefix: What paths begin with; "" where the application is mounted at that place.
-        max_body: Most bytes of a body, 1 KiB to 1 GiB.
-        body_timeout: Seconds (or a timedelta) after which it has to be there; looked at after each piece that comes. That a
-            piece comes at all is for the server to see to, which alone has the socket.
+        settings: Those of IngressSettings: `allow_unsigned`, `replay_window`, `prefix`, `max_body`, `body_timeout`. The last
+            one is looked at after each piece that comes: that a piece comes at all is for the server to see to, which alone
+            has the socket.
 
     Raises:
         ConfigurationError: There is no secret, and `allow_unsigned` was not asked for.
         ValidationError: Naming the setting and its limit.
     """
-    ingress = Ingress(
-        client.operations,
-        secrets,
-        allow_unsigned=allow_unsigned,
-        replay_window=replay_window,
-        prefix=prefix,
-        max_body=max_body,
-        body_timeout=body_timeout,
-    )
-    return CallbacksApp(client, ingress)
+    return CallbacksApp(client, Ingress(client.operations, secrets, **settings))
 
 
 class CallbacksApp:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import re
 from typing import Any
@@ -361,6 +362,15 @@ def test_a_prefix_is_no_pattern(take: Take) -> None:
     assert take(Calls(), Request(path=f"/a.b/{ID}/complete"), prefix="/a.b").status == 200
     assert take(Calls(), Request(path=f"/axb/{ID}/complete"), prefix="/a.b").status == 404
     assert take(Calls(), Request(path=f"/{ID}/complete"), prefix="").status == 200
+
+
+def test_the_applications_take_the_settings_of_the_ingress_and_no_others() -> None:
+    parameters = list(inspect.signature(Ingress).parameters.values())
+    assert list(ingress.IngressSettings.__annotations__) == [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    applications: list[Any] = [asgi_app, wsgi_app]
+    for application in applications:
+        with pytest.raises(TypeError, match="max_boby"):
+            application(BlockingClient(Calls()), SECRET, max_boby=1)
 
 
 def test_an_application_is_mounted_by_its_path_alone(monkeypatch: pytest.MonkeyPatch) -> None:
