@@ -12,8 +12,9 @@ import contextlib
 import random as _random
 import socket
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
 
 import asyncpg
@@ -83,11 +84,14 @@ class Database(db.Database):
         )
 
 
-class _Named(asyncpg.Connection):  # type: ignore[misc]  # it ships no type information
-    """A connection whose prepared statements have names that no other one's have.
+class _Own(asyncpg.Connection):  # type: ignore[misc]  # it ships no type information
+    """A connection whose prepared statements have names that no other one's have, and which knows the types of PostgreSQL.
 
-    asyncpg counts them in each process. A transaction pooler that keeps no account of them would let one connection run what
+    asyncpg counts names in each process. A transaction pooler that keeps no account of them would let one connection run what
     another has prepared under that name; so it says that there is none.
+
+    On each connection asyncpg asks anew what arrays are, by three round trips for each sort of them, of which one costs more
+    than most statements of ours. What PostgreSQL itself brings is the same in every database.
     """
 
     __slots__ = ("_apart", "_count")
@@ -97,6 +101,24 @@ class _Named(asyncpg.Connection):  # type: ignore[misc]  # it ships no type info
             self._apart, self._count = uuid.uuid4().hex, 0
         self._count += 1
         return f"__awa_{prefix}_{self._apart}_{self._count:x}__"
+
+    async def _introspect_types(self, typeoids: Iterable[int], timeout: float | None) -> tuple[Any, Any]:  # noqa: ASYNC109
+        wanted = frozenset(typeoids)
+        if (known := _KNOWN_TYPES.get(wanted)) is not None:
+            return known, _NOTHING_ASKED
+        types, statement = await super()._introspect_types(typeoids, timeout)
+        if max(wanted) < _FIRST_OF_USERS and not any(each["attrtypoids"] for each in types):
+            _KNOWN_TYPES[wanted] = types
+        return types, statement
+
+
+_FIRST_OF_USERS = 10_000
+"""Below are the numbers of types that stand in PostgreSQL's source, the same in every version; but not what rows of catalogs
+are made of."""
+_KNOWN_TYPES: dict[frozenset[int], Any] = {}
+"""What asyncpg was told of such types, by what it asked for."""
+_NOTHING_ASKED = SimpleNamespace(name="none")
+"""In place of the statement that asked: none has taken the place of an unnamed one."""
 
 
 class _Link:
@@ -284,7 +306,7 @@ async def _connect(dsn: str | None, seconds: float, *, prepare: bool) -> _Librar
         return await connect(
             dsn,
             timeout=seconds,
-            connection_class=_Named,
+            connection_class=_Own,
             statement_cache_size=100 if prepare else 0,
             max_cached_statement_lifetime=0,  # the SQL of an Op never changes, so nothing in the cache grows old
             max_cacheable_statement_size=0,  # no limit
