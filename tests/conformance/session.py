@@ -2,13 +2,13 @@
 
 import contextlib
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 import psycopg
 import psycopg.sql
+from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
 from awa_proto.errors import DatabaseError
@@ -100,11 +100,48 @@ def connect(dsn: str, options: str = "") -> psycopg.Connection[TupleRow]:
     )
 
 
+class Sessions:
+    """Opens sessions on one database. One that ends as it began is kept for the next: a new connection is a new server process,
+    which has to learn everything about the schema before its first answer.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._idle: list[psycopg.Connection[TupleRow]] = []
+
+    @contextlib.asynccontextmanager
+    async def session(self, *, options: str = "") -> AsyncIterator[BlockingSession]:
+        """Open, and of nobody else until the end of the block. options: as for libpq; such a session is not kept."""
+        connection = await anyio.to_thread.run_sync(self._take, options)
+        try:
+            yield BlockingSession(connection)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._give_back, connection, not options)
+
+    def close(self) -> None:
+        """Close those that are kept."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _take(self, options: str) -> psycopg.Connection[TupleRow]:
+        return self._idle.pop() if self._idle and not options else connect(self._dsn, options)
+
+    def _give_back(self, connection: psycopg.Connection[TupleRow], is_usual: bool) -> None:
+        if not is_usual or connection.info.transaction_status is not TransactionStatus.IDLE:
+            connection.close()  # whatever is open is rolled back
+            return
+        connection.execute(b"UNLISTEN *; SELECT pg_advisory_unlock_all(); RESET ALL")
+        for _ in connection.notifies(timeout=0):
+            pass
+        self._idle.append(connection)
+
+
 @contextlib.asynccontextmanager
-async def session(dsn: str, *, options: str = "") -> AsyncIterator[BlockingSession]:
-    """Open, and closed whatever happens."""
-    connection = await anyio.to_thread.run_sync(partial(connect, dsn, options))
+async def sessions(dsn: str) -> AsyncIterator[Sessions]:
+    """Closed at the end of the block."""
+    opened = Sessions(dsn)
     try:
-        yield BlockingSession(connection)
+        yield opened
     finally:
-        connection.close()
+        opened.close()

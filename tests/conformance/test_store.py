@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from awa_proto.schema import migrate
 from awa_proto.testing.conformance import SCENARIOS, Scenario
-from tests.conformance.conftest import ADAPTERS, ENGINES, database_kit, memory_kit
+from tests.conformance.conftest import ADAPTERS, ENGINES, Stage, database_kit, memory_kit
 
 pytestmark = pytest.mark.anyio
 
@@ -27,32 +26,32 @@ IN_ONE_SCHEMA = _suites(makes_schemas=False)
 IN_MANY = _suites(makes_schemas=True)
 
 
-@pytest.mark.parametrize("adapter", ["memory"])
+# Parameters of the whole module, so that its tests go adapter by adapter, each over connections that are made once.
+
+
+@pytest.mark.parametrize("adapter", ["memory"], scope="module")
 @pytest.mark.parametrize("scenario", ANYWHERE, ids=lambda scenario: scenario.name)
 async def test_the_model(scenario: Scenario, adapter: str) -> None:
     await scenario.run(memory_kit())
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", ADAPTERS, scope="module")
 @pytest.mark.parametrize(("engine", "scenario"), IN_ONE_SCHEMA)
-async def test_an_engine(engine: str, scenario: Scenario, adapter: str, empty_store: str) -> None:
-    async with database_kit(adapter, empty_store, engine) as kit:
-        await scenario.run(kit)
+async def test_an_engine(engine: str, scenario: Scenario, stage: Stage) -> None:
+    await scenario.run(await stage.kit(engine, scenario))
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", ADAPTERS, scope="module")
 @pytest.mark.parametrize(("engine", "scenario"), IN_MANY)
-async def test_an_engine_in_other_schemas(engine: str, scenario: Scenario, adapter: str, database: str) -> None:
-    async with database_kit(adapter, database, engine) as kit:
-        await kit.run(migrate())
+async def test_an_engine_in_other_schemas(engine: str, scenario: Scenario, adapter: str, awa_database: str) -> None:
+    async with database_kit(adapter, awa_database, engine) as kit:
         await scenario.run(kit)
 
 
-@pytest.mark.parametrize("adapter", ["asyncio-asyncpg"])
-@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+@pytest.mark.parametrize("adapter", ["asyncio-asyncpg"], scope="module")
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"], scope="module")
 @pytest.mark.parametrize(("engine", "scenario"), IN_ONE_SCHEMA)
 async def test_an_engine_under_another_default_isolation(
-    engine: str, scenario: Scenario, isolation: str, adapter: str, isolated_store: str
+    engine: str, scenario: Scenario, isolated_stage: Stage
 ) -> None:
-    async with database_kit(adapter, isolated_store, engine) as kit:
-        await scenario.run(kit)
+    await scenario.run(await isolated_stage.kit(engine, scenario))
