@@ -17,11 +17,13 @@ ACCEPTED, STALE, AGAIN = Verdict.ACCEPTED, Verdict.STALE, Verdict.AGAIN
 
 
 async def once(session: Session, op: Op[list[Verdict]], count: int) -> list[Verdict]:
-    """The verdicts; where transactions are REPEATABLE READ the loser is rolled back, which means *again* as well."""
+    """The verdicts. Where transactions are REPEATABLE READ the loser is rolled back, and on a busy machine it may have waited
+    too long for a lock: both mean *again* as well.
+    """
     try:
         return await session.run(op)
     except DatabaseError as error:
-        if error.failure is not Failure.TRANSIENT:
+        if error.failure not in {Failure.TRANSIENT, Failure.BUSY}:
             raise
         return [AGAIN] * count
 
