@@ -318,6 +318,9 @@ class JobBase(Generic[A_co, C_co]):
         """What the callback came with, as JSON says it. Raises CallbackNotFound or WaitCancelled."""
         if isinstance(end, Reason):
             raise WaitCancelled(f"job {self.id}: {end}")
+        recording = self._start.recordings.get(self._fence)
+        if recording is not None and recording.callback == asked.callback_id:
+            recording.callback = None
         if end is None:
             raise CallbackNotFound(asked.callback_id)
         return json.loads(end)

@@ -51,10 +51,15 @@ def keeps_out(states: int, state: JobState) -> bool:
 
 
 def must_win_again(extra: str | None, to: JobState) -> bool:
-    """Whether a job that goes to a state after an attempt may find its key with a newer job. extra: the job's."""
+    """Whether a job that goes to a state after an attempt may find its key with a newer job. extra: the job's.
+
+    One that is parked may run again at once instead, since its callback has come.
+    """
     if extra is None or to not in _BACK or (unique := unique_of(extra)) is None:
         return False
-    return unique[1] & HELD != HELD and keeps_out(unique[1], to)
+    states = unique[1]
+    runs = to is JobState.WAITING_EXTERNAL and keeps_out(states, JobState.AVAILABLE)
+    return states & HELD != HELD and (runs or keeps_out(states, to))
 
 
 def must_win_after_waiting(extra: str | None, to: JobState) -> bool:

@@ -439,9 +439,10 @@ class MemoryStore:
 
     def _end(self, ended: Ended, flush: int) -> Verdict:
         attempt, transition = ended.attempt, ended.transition
-        if ended.called is not None and not self._is_callable(attempt, ended.called):
-            return Verdict.STALE
+        may_end = ended.called is None or self._is_callable(attempt, ended.called)
         if attempt.segment == PARKED:
+            if not may_end:
+                return Verdict.STALE
             must_win = must_win_after_waiting(attempt.extra, transition.to)
             return self._go_on(self._tables.jobs[attempt.id], ended, must_win=must_win)
         claim = self._tables.claims.get(attempt.claim_id)
@@ -451,6 +452,8 @@ class MemoryStore:
         if by is not None:
             accepted = Verdict.DUPLICATE if attempt.idx in claim.duplicates else Verdict.ACCEPTED
             return accepted if by == flush else Verdict.STALE
+        if not may_end:
+            return Verdict.STALE
         claim.closed[attempt.idx] = flush
         job = self._tables.jobs[claim.jobs[attempt.idx]]
         verdict = self._go_on(job, ended, must_win=must_win_again(job.extra, transition.to))
@@ -463,7 +466,9 @@ class MemoryStore:
         transition = ended.transition
         job.attempt = transition.attempt
         job.recorded = None  # the worker knew it, and says it itself
-        if must_win and not self._wins_again(job, transition.to):
+        has_come = job.callback is not None and job.callback.waits is Waits.RESUMED
+        to = JobState.AVAILABLE if transition.to is JobState.WAITING_EXTERNAL and has_come else transition.to
+        if must_win and not self._wins_again(job, to):
             job.extra = ended.extra_of_duplicate
             self._move_to(job, JobState.CANCELLED, transition.at)
             return Verdict.DUPLICATE

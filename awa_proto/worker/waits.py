@@ -99,8 +99,8 @@ class Waiter:
     def settle(self, now: float) -> None:
         """Ask, and see to the timer."""
         if not self._waits and not self._leaving:
-            self._context.timers.cancel(Timer.WAIT)
-            self._is_away = False
+            if not self._is_away:  # else who begins to wait now would make it asked at once
+                self._context.timers.cancel(Timer.WAIT)
             return
         for fence in [fence for fence in self._waits if not self._running.runs(fence)]:
             del self._waits[fence]
@@ -160,9 +160,6 @@ class Waiter:
         if self._waits.get(fence) != wait:
             return
         self._forget(fence, now)
-        recording = self._running.recordings.get(fence)
-        if recording is not None and recording.callback == callback_id:
-            recording.callback = None
         self._out.append(WaitOver(attempt, callback_id, result))
 
     def _forget(self, fence: Fence, now: float) -> None:

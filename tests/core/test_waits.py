@@ -1,8 +1,11 @@
 """Handlers that wait, event by event: what wakes them, what their deadlines do meanwhile, and what is forgotten."""
 
+import contextlib
 from collections.abc import Sequence
 
-from awa_proto.job import Attempt
+from awa_proto.errors import CallbackNotFound
+from awa_proto.handler import JobBase
+from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import Raised, Returned, WaitForCallback
 from awa_proto.recording import Recording
 from awa_proto.store import Promoted, Ring, Verdict, Verdicts, Waited
@@ -14,6 +17,7 @@ from awa_proto.worker.events import (
     Output,
     Reason,
     RunOp,
+    StartJob,
     WaitAsked,
     WaitLeft,
     WaitOver,
@@ -132,6 +136,16 @@ def test_while_the_database_is_away_handlers_that_begin_to_wait_do_not_make_it_a
     assert asks(idle(bench, 0.1)) == 1, "one statement for both"
 
 
+def test_while_the_database_is_away_a_handler_that_begins_to_wait_after_the_only_other_ended_makes_no_haste() -> None:
+    bench = started(ONE, attempt(2))
+    bench.hear(ASKED)
+    bench.failed("wait", None)
+    bench.hear(JobEnded(ONE, Raised(ValueError("over"))))
+    bench.hear(Woken())
+    assert asks(bench.hear(WaitAsked(attempt(2), "b"))) == 0
+    assert asks(idle(bench, 0.1)) == 1
+
+
 def test_a_handler_that_ended_is_asked_for_no_more_and_one_that_does_not_run_waits_in_vain() -> None:
     bench = started(ONE)
     bench.hear(ASKED)
@@ -151,3 +165,29 @@ def test_that_a_callback_came_before_its_job_was_parked_is_no_news() -> None:
     said = bench.done("finalize", Verdicts([Verdict.STALE]))
     assert of(Emit, said) == []
     assert (bench.machine.unwritten, bench.machine.tally.total(STALE)) == (0, 0)
+
+
+def test_a_callback_that_came_as_its_handler_left_is_still_one_to_park_for() -> None:
+    bench = started(ONE)
+    (start,) = of(StartJob, bench.said)
+    job: JobBase[object, None] = JobBase(start, None)
+    job.carry(lambda _: None)
+    recording = start.recordings[ONE.id, ONE.run_lease] = Recording(ONE, None)
+    recording.registered("a")
+    bench.hear(ASKED)
+    assert of(WaitOver, bench.done("wait", [Waited(is_over=True, result="1")]))
+    bench.hear(JobEnded(ONE, Returned(WaitForCallback("a"))))  # the handler's own timeout was faster than the answer
+    ((ended, *_), _) = bench.store.flushes[-1]
+    assert ended.transition.to is JobState.WAITING_EXTERNAL
+
+
+def test_a_callback_that_a_handler_has_gone_on_with_is_none_to_park_for() -> None:
+    (start,) = of(StartJob, started(ONE).said)
+    job: JobBase[object, None] = JobBase(start, None)
+    id = "00000000-0000-4000-8000-000000000001"
+    for end in ("1", None):
+        recording = start.recordings[ONE.id, ONE.run_lease] = Recording(ONE, None)
+        recording.registered(id)
+        with contextlib.suppress(CallbackNotFound):
+            job.waited(WaitAsked(ONE, id), end)
+        assert recording.callback is None

@@ -35,6 +35,7 @@ from awa_proto.store.queue.close import (
     follow_ups,
     how_called,
     returns,
+    unless_resumed,
     wakes,
 )
 from awa_proto.store.queue.home import taker
@@ -165,6 +166,12 @@ _PARKED = f"""state = CASE h.waits WHEN 2 THEN $4::smallint WHEN 3 THEN {CODES[J
                            ELSE h.unregistered::json END"""
 
 
+def _becomes(form: Form) -> str:
+    """SQL: the state that a job of `held` goes to."""
+    to = "$4::smallint"
+    return unless_resumed(to, "held.id", "held.run_lease") if form.into is _Into.WAITING else to
+
+
 def _write(n: Names, form: Form) -> str:
     """The CTEs that end what is in `held`, which nobody else can change any more; `fresh` has what was ended.
 
@@ -177,7 +184,7 @@ def _write(n: Names, form: Form) -> str:
         duplicate = (
             f"state = {CODES[JobState.CANCELLED]}, finalized_at = h.at, attempt = h.count, extra = h.duplicate::json"
         )
-        lost = kept_out(n, "held", "$4::smallint", "then_extra") + ","
+        lost = kept_out(n, "held", _becomes(form), "then_extra") + ","
         lost += _update(n, "cancelled", duplicate, "SELECT id FROM kept_out")
         which += " WHERE id NOT IN (SELECT id FROM kept_out)"
     into = form.into
@@ -242,7 +249,7 @@ def sql(n: Names, form: Form) -> str:
     mine = "j.a = f.id AND j.b = f.run_lease"
     if form.returning:
         mine += " AND j.a NOT IN (SELECT id FROM kept_out)"
-    taken = None if lean else kept("held", "$4::smallint", "then_extra")
+    taken = None if lean else kept("held", _becomes(form), "then_extra")
     of, rotor = ("bigint", "bigint"), "$3::bigint"
     follow = follow_ups(n, first, of=of, on=mine, rotor=rotor, keyed=form.keyed, taken=taken)
     more = "g.count, g.due, g.at, g.reason, g.duplicate, g.unregistered, coalesce(g.now_extra::json, j.extra) AS then_extra"

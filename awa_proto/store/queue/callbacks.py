@@ -302,7 +302,7 @@ def wait(n: Names, waits: Sequence[Wait]) -> Op[list[Waited]]:
             moved = False
             for place, state, is_new, result in rows:
                 moved |= state == Waits.REGISTERED and not is_new
-                found[place] = Waited(is_over=True, result=result) if state == Waits.RESUMED else Waited(is_over=False)
+                found[place] = Waited(is_over=state >= Waits.PARKED, result=result)
             if not moved:
                 break
         return found

@@ -128,9 +128,21 @@ def _body(run_at: str) -> str:
     return f"priority, {own_stripe('stripe')}, count, max_attempts, lease, {run_at}, created_at, queue, kind, args, then_extra"
 
 
-def _duplicates(n: Names) -> str:
+def _becomes(form: Form) -> str:
+    """SQL: the state that a job of `accepted` goes to."""
+    to = "$5::smallint"
+    return unless_resumed(to, "accepted.id", "accepted.lease") if form.into is _Into.WAITING else to
+
+
+def unless_resumed(state: str, id: str, lease: str) -> str:
+    """SQL: the state that a job goes to which is parked; it runs again at once if its callback, in `locked`, has come."""
+    return f"""(CASE (SELECT l.state FROM locked l WHERE l.job_id = {id} AND l.run_lease = {lease})
+      WHEN {int(Waits.RESUMED)} THEN {CODES[JobState.AVAILABLE]} ELSE {state} END)"""
+
+
+def _duplicates(n: Names, form: Form) -> str:
     """The CTEs that take out of what was accepted those that do not get their keys again; `lost` are cancelled."""
-    return f"""{kept_out(n, "accepted", "$5::smallint", "then_extra")},
+    return f"""{kept_out(n, "accepted", _becomes(form), "then_extra")},
 lost AS MATERIALIZED (SELECT * FROM accepted WHERE id IN (SELECT id FROM kept_out)),
 cancelled AS (
   INSERT INTO {n.s}.failed (id, state, attempted_at, finalized_at, {BODY})
@@ -148,7 +160,7 @@ def _side(n: Names, s: int, form: Form) -> str:
             return ""
         case _Into.DEFERRED:
             retryable = CODES[JobState.RETRYABLE]
-            return f"""{_ended_jobs(n, s, form)}{_duplicates(n) if form.returning else ""}
+            return f"""{_ended_jobs(n, s, form)}{_duplicates(n, form) if form.returning else ""}
 moved AS (
   INSERT INTO {n.s}.deferred (id, state, attempted_at, finalized_at, {BODY})
   SELECT id, $5::smallint, claimed_at, CASE $5::smallint WHEN {retryable} THEN at END, {_body("due")}
@@ -167,9 +179,11 @@ moved AS (
   SELECT id, $5::smallint, claimed_at, at, at, reason, {_body("run_at")} FROM accepted ORDER BY id
 ),"""
         case _Into.WAITING:
-            return f"""{_ended_jobs(n, s, form)}{_duplicates(n) if form.returning else ""}{_parked(n, but_lost)}"""
+            return (
+                f"""{_ended_jobs(n, s, form)}{_duplicates(n, form) if form.returning else ""}{_parked(n, but_lost)}"""
+            )
         case _Into.READY:
-            return f"""{_ended_jobs(n, s, form)}{_duplicates(n) if form.returning else ""}
+            return f"""{_ended_jobs(n, s, form)}{_duplicates(n, form) if form.returning else ""}
 moved AS (
   INSERT INTO {n.s}.ready (seg, id, {BODY})
   SELECT {n.open_segment}, id, {_body("due" if form.called else "run_at")} FROM accepted{but_lost} ORDER BY id
@@ -333,7 +347,7 @@ def sql(n: Names, s: int, form: Form) -> str:
     mine = "j.a = f.claim_id AND j.b = ANY (f.idx)"
     if form.returning:
         mine += " AND NOT EXISTS (SELECT FROM lost l WHERE l.claim_id = j.a AND l.idx = j.b)"
-    taken = None if form.into is _Into.NOWHERE else kept("accepted", "$5::smallint", "then_extra")
+    taken = None if form.into is _Into.NOWHERE else kept("accepted", _becomes(form), "then_extra")
     of, rotor = ("bigint", "smallint"), "$4::bigint"
     follow = follow_ups(n, first, of=of, on=mine, rotor=rotor, keyed=form.keyed, taken=taken)
     forgotten = f"""

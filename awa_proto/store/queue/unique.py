@@ -50,13 +50,14 @@ def kept_out(n: Names, jobs: str, state: str, extra: str = "extra") -> str:
     """SQL: the CTE `kept_out`, the ids of those of relation `jobs` that may not go back to a state, for their keys.
 
     The others have their keys again. Of several with one key the newest gets it. state, extra: SQL of the number of the
-    state, and of what a job has beside its body.
+    state, and of what a job has beside its body; over a row of `jobs`.
     """
     return f"""
 coming_back AS MATERIALIZED (
   SELECT id, -id AS ord, key, states FROM (
-    SELECT id, decode({extra}->'unique'->>0, 'hex') AS key, ({extra}->'unique'->>1)::int AS states FROM {jobs}) j
-  WHERE states >> {state} & 1 = 1
+    SELECT id, decode({extra}->'unique'->>0, 'hex') AS key, ({extra}->'unique'->>1)::int AS states, {state} AS becomes
+    FROM {jobs}) j
+  WHERE states >> becomes & 1 = 1
 ),{won(n, "coming_back", "regained")},
 kept_out AS MATERIALIZED (SELECT id FROM coming_back WHERE id NOT IN (SELECT id FROM regained))"""
 

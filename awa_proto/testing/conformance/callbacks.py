@@ -532,6 +532,28 @@ async def a_parked_job_keeps_others_out_only_if_its_states_say_so(kit: Kit) -> N
     await is_dead(kit, id)
 
 
+async def a_job_whose_callback_came_before_it_was_parked_does_not_run_beside_a_newer_one(kit: Kit) -> None:
+    states = (JobState.SCHEDULED, JobState.AVAILABLE, JobState.RETRYABLE)
+    first = (await kit.insert(keyed(states)))[0]
+    (attempt,) = await kit.claim(1)
+    id = await registered(kit, attempt)
+    second = (await kit.insert(keyed(states)))[0]
+    await kit.run(outside(kit).resume_external(id))
+    flush = kit.flush
+    for _ in range(2):
+        assert await kit.finalize(parking(attempt), flush=flush) == [Verdict.DUPLICATE]
+    row = await kit.job(first.id)
+    assert (row.state, row.errors[-1]["error"]) == (JobState.CANCELLED, "rescheduled as duplicate")
+    await is_dead(kit, id)
+    (other,) = await kit.claim()
+    assert other.id == second.id
+    other_id = await registered(kit, other)
+    await kit.run(outside(kit).resume_external(other_id))
+    assert await kit.finalize(parking(other)) == [Verdict.ACCEPTED]
+    (again,) = await kit.claim()
+    assert again.id == second.id
+
+
 async def a_parked_job_whose_states_say_so_keeps_its_key(kit: Kit) -> None:
     states = (*DEFAULT_STATES, JobState.WAITING_EXTERNAL)
     first = (await kit.insert(keyed(states)))[0]
