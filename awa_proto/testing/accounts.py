@@ -6,63 +6,40 @@ Every broken promise is a `Broken` with the time and the seed, so that it can be
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 
-from awa_proto.events import AnyEvent, Started
+from awa_proto.events import AnyEvent, Started, WaitingForCallback
 from awa_proto.job import Attempt, JobRow, JobState
-from awa_proto.outcome import Outcome, Transition
+from awa_proto.outcome import Outcome
 from awa_proto.store import Ended, Verdict
+from awa_proto.testing.claims import Broken, Claim, check
+from awa_proto.testing.tokens import Tokens
 
 _EVENTS: dict[Outcome | None, str] = {
     Outcome.COMPLETED: "Completed",
     Outcome.RETRIED: "Retried",
     Outcome.EXHAUSTED: "Exhausted",
     Outcome.CANCELLED: "Cancelled",
-    Outcome.WAITING_FOR_CALLBACK: "WaitingForCallback",
 }
+_BEFORE_THE_END = frozenset({"Started", "WaitingForCallback"})
 
 
 FOLLOWED = frozenset({"simulated"})
 """The kinds whose jobs have follow-ups."""
 
 
-class Broken(AssertionError):
-    """A promise was broken."""
+class Accounts:
+    """Claims, starts and endings of every attempt.
 
-
-@dataclass(slots=True)
-class Claim:
-    """One attempt that some worker's claim took.
-
-    worker: who. is_known: the answer reached it. accepted: the flush and the transition that ended it.
-    is_cancelled: a person ended it. excuse: why nobody may ever end it. told: the events that hooks heard of it.
+    tokens: the callbacks. time: of the database. state_of: where a job is now.
     """
 
-    attempt: Attempt
-    worker: int
-    is_known: bool = False
-    is_started: bool = False
-    accepted: tuple[int, Transition] | None = None
-    is_cancelled: bool = False
-    excuse: str | None = None
-    told: list[str] = field(default_factory=list[str])
-
-    @property
-    def rescue(self) -> Transition | None:
-        """How upkeep ended it, if it did."""
-        end = None if self.accepted is None else self.accepted[1]
-        return end if end is not None and end.rescue is not None else None
-
-
-@dataclass(slots=True)
-class Accounts:
-    """Claims, starts and endings of every attempt."""
-
-    claims: dict[tuple[int, int], Claim] = field(default_factory=dict[tuple[int, int], Claim])
-    cancelled_jobs: set[int] = field(default_factory=set[int])
-    runs: Counter[int] = field(default_factory=Counter[int])
-    statements: Counter[str] = field(default_factory=Counter[str])
+    def __init__(self, time: Callable[[], datetime], state_of: Callable[[int], JobState]) -> None:
+        self.claims: dict[tuple[int, int], Claim] = {}
+        self.cancelled_jobs: set[int] = set()
+        self.runs: Counter[int] = Counter()
+        self.tokens = Tokens(self.claims, time, state_of)
 
     def claimed(self, worker: int, attempts: Iterable[Attempt]) -> None:
         """The database has given attempts to a worker."""
@@ -87,6 +64,7 @@ class Accounts:
             raise Broken(f"{claim} is started by {worker}: elsewhere, twice, or after its end")
         claim.is_started = True
         self.runs[attempt.id] += 1
+        self.tokens.started(attempt)
 
     def heard(self, worker: int, events: Iterable[AnyEvent]) -> None:
         """Hooks of a worker are told of these."""
@@ -102,13 +80,17 @@ class Accounts:
             case Started():
                 holds = claim.worker == worker and "Started" not in told and not claim.is_started
                 holds = holds and job.state is JobState.RUNNING
+            case WaitingForCallback():
+                end = None if claim.parked is None else claim.parked[1]
+                holds = claim.worker == worker and name not in told and end is not None
+                holds = holds and (job.state, job.attempt) == (end.to, end.attempt)  # type: ignore[union-attr]
             case _ if claim.rescue is not None:
                 expected = ["Rescued", "Exhausted"] if claim.rescue.to is JobState.FAILED else ["Rescued"]
-                before = [each for each in told if each != "Started"]
+                before = [each for each in told if each not in _BEFORE_THE_END]
                 holds = expected[: len(before) + 1] == [*before, name] and job.state is claim.rescue.to
             case _:
                 end = None if claim.accepted is None else claim.accepted[1]
-                holds = claim.worker == worker and told in ([], ["Started"]) and end is not None
+                holds = claim.worker == worker and told in ([], ["Started"]) and end is not None and not claim.is_called
                 holds = holds and _EVENTS.get(end.outcome) == name  # type: ignore[union-attr]
                 holds = holds and (job.state, job.attempt, job.finalized_at) == (end.to, end.attempt, end.at)  # type: ignore[union-attr]
         if not holds:
@@ -116,11 +98,15 @@ class Accounts:
         told.append(name)
 
     def untold(self, worker: int) -> list[Claim]:
-        """Attempts of a worker whose end is written, and should have been told."""
+        """Attempts of a worker of which something is written that should have been told: that they wait, or how they ended."""
         return [
             claim for claim in self.claims.values()
-            if claim.worker == worker and claim.accepted is not None and claim.accepted[1].outcome is not None
-            and claim.rescue is None and claim.told[-1:] in ([], ["Started"])
+            if claim.worker == worker and (
+                "WaitingForCallback" not in claim.told
+                if claim.parked is not None
+                else claim.accepted is not None and claim.accepted[1].outcome is not None and claim.rescue is None
+                and claim.told[-1:] in ([], ["Started"])
+            )
         ]  # fmt: skip
 
     def written(self, ended: Sequence[Ended], flush: int, verdicts: Sequence[Verdict]) -> None:
@@ -130,19 +116,27 @@ class Accounts:
             claim = self.claims[fence]
             if verdict is Verdict.ACCEPTED:
                 end = flush, one.transition
-                if claim.is_cancelled or (claim.accepted is not None and claim.accepted != end):
+                if one.transition.to is JobState.WAITING_EXTERNAL:
+                    self.tokens.parked(claim, end)
+                    continue
+                if claim.accepted == end:  # the same flush, sent again
+                    continue
+                if one.called is not None:
+                    self.tokens.expired(one.attempt)
+                if not claim.is_open or (claim.parked is not None and one.called is None):
                     raise Broken(f"{fence} was ended twice: {claim} and {end}")
                 claim.accepted = end
-            elif verdict is Verdict.STALE:
+            elif verdict is Verdict.STALE and one.called is None:  # else its callback came, or was given more time
                 refused = one.transition.entry is not None and "ResultRefused" in one.transition.entry["error"]
-                otherwise = claim.accepted is not None and (claim.rescue or one.transition.rescue) is not None
+                is_rescue = (claim.rescue or one.transition.rescue) is not None
+                otherwise = (is_rescue and (claim.accepted or claim.parked) is not None) or claim.is_called
                 if not (claim.is_cancelled or refused or otherwise):
                     raise Broken(f"{fence} is stale, though nobody else ended it")
 
     def cancelled(self, job: JobRow) -> None:
         """A person cancelled a job that was like this."""
         self.cancelled_jobs.add(job.id)
-        if job.state is JobState.RUNNING:
+        if job.state in {JobState.RUNNING, JobState.WAITING_EXTERNAL}:
             self.claims[job.id, job.run_lease].is_cancelled = True
 
     def excuse(self, worker: int, reason: str) -> None:
@@ -152,10 +146,10 @@ class Accounts:
                 claim.excuse = reason
 
     def unfinished(self, worker: int) -> list[Claim]:
-        """Attempts that the worker knows of and nobody has ended."""
+        """Attempts that the worker knows of and nobody has ended, nor let wait."""
         return [
             claim for claim in self.claims.values()
-            if claim.worker == worker and claim.is_known and claim.accepted is None and not claim.is_cancelled
+            if claim.worker == worker and claim.is_known and claim.is_open and claim.parked is None
         ]  # fmt: skip
 
     def close(self, jobs: Sequence[JobRow], expected: Mapping[int, str | None]) -> None:
@@ -165,11 +159,9 @@ class Accounts:
         """
         lost = {
             claim.attempt.id for claim in self.claims.values()
-            if claim.accepted is None and not claim.is_cancelled and (not claim.is_known or claim.excuse is not None)
+            if claim.is_open and (not claim.is_known or claim.excuse is not None)
         }  # fmt: skip
-        open_claims = {
-            claim.attempt.id for claim in self.claims.values() if claim.accepted is None and not claim.is_cancelled
-        }
+        open_claims = {claim.attempt.id for claim in self.claims.values() if claim.is_open}
         running = {job.id for job in jobs if job.state is JobState.RUNNING}
         check(running == open_claims, f"running and open differ: {running ^ open_claims}")
         check(
@@ -184,13 +176,14 @@ class Accounts:
                 self._check_end(job, claims[job.id], expected[job.id])
 
     def close_follow_ups(self, jobs: Sequence[JobRow], followed: Mapping[tuple[int, str], int]) -> None:
-        """Each job that its worker completed has the follow-ups it asked for, once; every other one has none."""
+        """Each job that completed has the follow-ups that are registered, and if its worker did that those that were staged."""
+        called = {claim.attempt.id for claim in self.claims.values() if claim.is_called and _completed(claim)}
         expected = {
             (job.id, how): 1
             for job in jobs
             if job.state is JobState.COMPLETED and job.kind in FOLLOWED
             for how, each in (("registered", 3), ("staged", 5))
-            if job.id % each == 0
+            if job.id % each == 0 and not (how == "staged" and job.id in called)
         }
         check(expected == dict(followed), f"follow-ups differ: {expected.items() ^ dict(followed).items()}")
 
@@ -198,18 +191,19 @@ class Accounts:
         if job.id in self.cancelled_jobs:
             check(job.state is JobState.CANCELLED, f"job {job.id} was cancelled and is {job.state}")
             return
-        if any(claim.rescue is not None for claim in claims):
-            expected = None  # a worker died with it, perhaps on its last attempt
+        if any(claim.rescue is not None or claim.is_called for claim in claims):
+            expected = None  # a worker died with it, perhaps on its last attempt; or somebody outside decided
         ends = [claim.accepted[1] for claim in claims if claim.accepted is not None]
         if sum(end.to is job.state for end in ends) != 1:
             raise Broken(f"job {job.id} is {job.state}, reached {ends}")
         if expected is not None and job.state != expected:
             raise Broken(f"job {job.id} is {job.state} and not {expected}: {job.errors}")
-        counted = sum(end.to not in {JobState.AVAILABLE, JobState.SCHEDULED} for end in ends)
-        check(job.attempt == counted, f"job {job.id} counts {job.attempt} attempts, {counted} ended")
+        before = 0
+        for claim in claims:
+            check(claim.attempt.attempt == before + 1, f"of {claim} the count is not the one after {before}")
+            before = claim.attempt.attempt if claim.accepted is None else claim.accepted[1].attempt
+        check(job.attempt == before, f"job {job.id} counts {job.attempt} attempts, and {before} were counted")
 
 
-def check(holds: bool, promise: str) -> None:
-    """Raise unless it holds."""
-    if not holds:
-        raise Broken(promise)
+def _completed(claim: Claim) -> bool:
+    return claim.accepted is not None and claim.accepted[1].to is JobState.COMPLETED

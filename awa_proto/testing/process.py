@@ -22,11 +22,13 @@ from awa_proto.options import EnqueueRequest
 from awa_proto.outcome import Raised, Returned
 from awa_proto.recording import Recording
 from awa_proto.store import Claimed, Ended, Verdict, Verdicts
-from awa_proto.testing.accounts import Broken, check
 from awa_proto.testing.booked import BookedStore
+from awa_proto.testing.claims import Broken, check
 from awa_proto.testing.faults import Fault, refusal, silence
+from awa_proto.testing.handlers import SCRIPTS, Script
 from awa_proto.testing.heart import Heart
-from awa_proto.testing.simulator import FOLLOW_UPS, HOOKED, TASKS, Simulation, end_of, follows, play
+from awa_proto.testing.looks import LOOKS, Looks
+from awa_proto.testing.simulator import FOLLOW_UPS, HOOKED, TASKS, Simulation, end_of, ending, follows, play
 from awa_proto.worker.config import WorkerConfig
 from awa_proto.worker.declare import NO_CRON
 from awa_proto.worker.events import (
@@ -45,6 +47,8 @@ from awa_proto.worker.events import (
     StartJob,
     StopAsked,
     Stopped,
+    WaitAsked,
+    WaitLeft,
     WaitOver,
     Woken,
 )
@@ -63,13 +67,14 @@ class _Handler:
     attempt: Attempt
     is_stubborn: bool
     is_over: bool = False
+    script: Script | None = None
 
 
 class Process:
     """One worker process.
 
     handlers: those whose end the machine has not heard of. stopped: how it ended, when it did by itself. heart: the thread of
-    its heartbeat, once it is registered.
+    its heartbeat, once it is registered. looks: what is asked and written for handlers that wait, and why.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class Process:
         self.heart: Heart | None = None
         self.stopped: Stopped | None = None
         self.is_alive = True
+        self.looks = Looks(config.poll_interval)
         self._claims: dict[int, Sequence[Attempt]] = {}
         self._is_claiming = False
         self._at_work: Counter[str] = Counter()
@@ -225,15 +231,15 @@ class Process:
             check(self.stopped is None, "an output after Stopped")
             self._world.record(self.number, output)
             match output:
-                case StartJob(attempt=attempt, args=args, recordings=recordings):
-                    self._start(attempt, args)
-                    if attempt.id % 5 == 0 or attempt.id % 7 == 0:
-                        recordings[attempt.id, attempt.run_lease] = _recorded(attempt)
+                case StartJob():
+                    self._start(output)
                 case RunOp():
                     self._run(output)
-                case CancelJob(attempt=attempt):
-                    self._cancel(attempt)
-                case Emit() | WaitOver():
+                case CancelJob():
+                    self._cancel(output)
+                case WaitOver():
+                    self._wait_over(output)
+                case Emit():
                     pass
                 case Happened(events=told):
                     self._world.accounts.heard(self.number, told)
@@ -270,30 +276,49 @@ class Process:
 
     # handlers
 
-    def _start(self, attempt: Attempt, plan: dict[str, Any]) -> None:
+    def _start(self, start: StartJob) -> None:
         check(not self.stop_seen, "a job was started after the stop")
-        world = self._world
+        world, attempt, plan = self._world, start.attempt, start.args
         world.accounts.started(self.number, attempt)
         handler = _Handler(attempt, plan["stubborn"])
         self.handlers[attempt.id, attempt.run_lease] = handler
         self._at_work[attempt.queue] += 1
         self._is_changed = True
-        run = world.accounts.runs[attempt.id]
-        world.at(world.now + plan["takes"], partial(self._end, handler, end_of(plan, run)))
+        if attempt.id % 5 == 0 or attempt.id % 7 == 0:
+            start.recordings[attempt.id, attempt.run_lease] = _recorded(attempt)
+        end = end_of(plan, world.accounts.runs[attempt.id])
+        if end in SCRIPTS:
+            handler.script = Script(world, self, start, end, partial(self._end, handler))
+        else:
+            world.at(world.now + plan["takes"], partial(self._end, handler, ending(end)))
 
-    def _cancel(self, attempt: Attempt) -> None:
-        handler = self.handlers.get((attempt.id, attempt.run_lease))
+    def _cancel(self, cancel: CancelJob) -> None:
+        handler = self.handlers.get((cancel.attempt.id, cancel.attempt.run_lease))
+        if handler is not None and handler.script is not None:
+            handler.script.job.mark_cancelled(cancel.reason)
         if handler is not None and not handler.is_stubborn:
             after = 0.01 * self._world.random.random()
             self._world.at(self._world.now + after, partial(self._end, handler, Raised(HandlerCancelled())))
 
-    def _end(self, handler: _Handler, ended: Returned | Raised) -> None:
-        if not handler.is_over and self.goes_on(partial(self._end, handler, ended)):
+    def _end(self, handler: _Handler, how: Returned | Raised) -> None:
+        if not handler.is_over and self.goes_on(partial(self._end, handler, how)):
             handler.is_over = True
-            event = JobEnded(handler.attempt, ended)
+            if handler.script is not None:
+                handler.script.close()
+            event = JobEnded(handler.attempt, how)
             self.put(event)
             if self._world.random.random() < self._world.faults.notice_twice:
                 self.put(event)
+
+    def carry(self, event: WaitAsked | WaitLeft) -> None:
+        """A handler says that it waits, or waits no more."""
+        self.looks.expected += 1
+        self.put(event)
+
+    def _wait_over(self, over: WaitOver) -> None:
+        handler = self.handlers.get((over.attempt.id, over.attempt.run_lease))
+        if handler is not None and handler.script is not None and not handler.is_over:
+            handler.script.job.wait_over(over.result)
 
     # lanes
 
@@ -302,6 +327,8 @@ class Process:
         check(run.lane not in self._lanes, "two Ops at a time on one lane")
         check(not (name == "claim" and self.stop_seen), "a claim after the stop")
         self._lanes.add(run.lane)
+        if name in LOOKS:
+            self.looks.sent(self.clock)
         if run.lane is Lane.CLAIM:
             self._is_claiming = name in {"claim", "unknown"}
         ended, flush = self.store.flush_of(run.op)
@@ -379,6 +406,8 @@ class Process:
     def _failed(self, run: RunOp, error: DatabaseError) -> None:
         if self.is_alive:
             self._answered(run.lane)
+            if run.op.name in LOOKS:
+                self.looks.failed(self.clock)
             if run.lane is Lane.LISTEN:
                 self._is_half_open = False
                 self.store.disconnect()
@@ -395,6 +424,7 @@ class Process:
         faults, random = self._world.faults, self._world.random
         if self.is_alive and not self._is_half_open and random.random() >= faults.notice_lost:
             for _ in range(2 if random.random() < faults.notice_twice else 1):
+                self.looks.expected += queue is not None and queue.startswith("^")
                 self._world.at(self._world.now + faults.takes(random), partial(self.put, Woken(queue)))
 
     def go_deaf(self, *, is_noticed: bool) -> None:
@@ -421,6 +451,10 @@ class Process:
             check(not untold, f"hooks were not told how {untold} ended")
         accounts.excuse(self.number, "stopped")
         self.is_alive = False
+
+    def check_looks(self) -> None:
+        """It has asked for what its handlers wait for no more often than there was reason to."""
+        self.looks.check(self.clock)
 
     def die(self) -> None:
         """The process is killed."""

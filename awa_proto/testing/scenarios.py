@@ -1,7 +1,8 @@
 """A whole life drawn from a seed: workers and producers among faults, then calm, and at the end every job accounted for.
 
 Most lives are short and full, a few are slow: in their minutes leases end, silent workers are taken as dead, hosts sleep and
-clocks are set. In some the leader goes when all is calm, and its duties must go on.
+clocks are set. In some the leader goes when all is calm, and its duties must go on. In a fifth handlers register
+callbacks, which somebody outside uses.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from random import Random
 
 from awa_proto.retention import DAY, Retention
-from awa_proto.testing.accounts import check
+from awa_proto.testing.claims import check
 from awa_proto.testing.faults import Faults, is_down
+from awa_proto.testing.outside import Outside
 from awa_proto.testing.process import Process
 from awa_proto.testing.simulator import Job, Simulation, play
 from awa_proto.testing.succession import succeed
@@ -35,6 +37,22 @@ _ENDS: tuple[tuple[tuple[str, ...], int, str | None], ...] = (
     (("wrong",), 25, "failed"),
     (("cancel",), 25, "cancelled"),
 )
+_WAITS: tuple[tuple[str, ...], ...] = (
+    ("park", "ok"),
+    ("park", "ok"),
+    ("park", "park", "error", "ok"),
+    ("wait", "ok"),
+    ("wait", "ok"),
+    ("wait", "wait", "ok"),
+    ("error", "wait", "terminal"),
+    ("wait, park", "ok"),
+    ("replace", "snooze", "ok"),
+    ("leave, park", "ok"),
+    ("leave, wait", "ok"),
+    ("leave, register", "ok"),
+    ("park for nothing",),
+)
+"""How jobs end that have callbacks."""
 
 
 def live(seed: int) -> Simulation:
@@ -77,6 +95,7 @@ class _Life:
         self._retention = Retention(completed=kept, failed=kept + 60.0, dead_letters=kept + 120.0)
         self._poll = random.choice((0.5, 2.0, 2.0, 2.0, 2.0))
         self._liveness = Liveness() if self._is_slow else random.choice((Liveness(), QUICK, QUICK))
+        self._outside = Outside(world) if random.random() < 0.2 else None
 
     def begin(self) -> None:
         """Workers start, producers produce, people interfere, all at random moments."""
@@ -101,6 +120,7 @@ class _Life:
             world.at(0.2 + random.random() * (trouble - 0.2), self._disturb_worker)
         for _ in range(random.choice((0, 1, 2)) if self._is_slow else random.random() < 0.1):
             world.at(random.random() * trouble, self._set_clock)
+        self._let_the_outside_listen()
         if random.random() < 0.15:
             lane, seconds = random.choice((Lane.FINALIZE, *Lane)), random.choice((0.2, 1.0))
             world.at(random.random() * trouble / 2, lambda: world.crawling.update({lane: seconds}))
@@ -111,6 +131,12 @@ class _Life:
             start = random.random() * trouble / 2
             end = start + random.random() * trouble / 2
             world.interfere = lambda _number, _run: is_down() if start <= world.now < end else None
+
+    def _let_the_outside_listen(self) -> None:
+        if self._outside is not None:
+            self._outside.listens(self._random, patience=20.0 if self._is_slow else 1.0)
+            for _ in range(self._random.choice((0, 1, 3))):
+                self._world.at((0.2 + self._random.random()) * self.trouble, self._change_one_with_a_callback)
 
     def calm_down(self) -> None:
         """No more faults."""
@@ -156,6 +182,18 @@ class _Life:
         world.accounts.close_follow_ups(world.rows, world.followed)
         if self._ticks is not None:
             self._ticks.check()
+        if self._outside is not None:
+            self._close_callbacks(self._outside)
+
+    def _close_callbacks(self, outside: Outside) -> None:
+        """No callback can be used any more, and nobody asked for them more often than there was reason to."""
+        world = self._world
+        looks = len(world.statements("find_expired"))
+        allowed = 10 * len(self._workers) + world.now + 2 * (len(world.accounts.tokens.by_id) + outside.uses)
+        check(looks <= allowed, f"{looks} looks for callbacks that are late, {allowed} allowed")
+        for worker in self._workers:
+            worker.check_looks()
+        outside.close()
 
     @property
     def _working(self) -> list[Process]:
@@ -229,6 +267,15 @@ class _Life:
         if self._world.jobs:
             self._world.cancel(self._random.choice(list(self._world.jobs)))
 
+    def _change_one_with_a_callback(self) -> None:
+        world, random = self._world, self._random
+        if world.ids and self._outside is not None:
+            job = world.accounts.tokens.by_id[random.choice(world.ids)].attempt.id
+            if random.random() < 0.5:
+                self._outside.retry(job)
+            else:
+                world.cancel(job)
+
     def _produce(self) -> None:
         jobs = [self._job() for _ in range(self._random.choice((1, 1, 2, 5, 15)))]
         for _ in range(1 + (self._random.random() < 0.1)):  # a producer whose answer was lost may do it twice
@@ -236,6 +283,12 @@ class _Life:
 
     def _job(self) -> Job:
         random = self._random
+        if self._outside is not None and random.random() < 0.5:
+            return Job(
+                takes=random.choice((0.0, 0.005, 0.2)), ends=random.choice(_WAITS), queue=random.choice(list(self._queues)),
+                timeout=random.choice((5.0, 20.0) if self._is_slow else (0.1, 0.5, 2.0)), expect=None,
+                max_attempts=random.choice((1, 3, 25)), deadline=random.choice((None, None, 1.0)),
+            )  # fmt: skip
         ends, attempts, expect = random.choice(_ENDS) if random.random() < 0.5 else _ENDS[0]
         queue = random.choice(list(self._queues))
         job = Job(

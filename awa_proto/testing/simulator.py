@@ -2,7 +2,8 @@
 
 One heap of things to come, one seed, no clock: the same seed gives the same trace, and a day passes as fast as it is
 computed. What a driver does is done here as a driver does it (inbox, lanes, one timer), so the machines that run are the
-ones that ship. `accounts` keeps the books, `faults` says what goes wrong, `scenarios` draws whole lives from a seed.
+ones that ship. `accounts` and `tokens` keep the books, `handlers` and `outside` are those who register callbacks and those who
+use them, `faults` says what goes wrong, `scenarios` draws whole lives from a seed.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from awa_proto.outcome import Cancel, Completed, Outcome, Raised, RetryAfter, Re
 from awa_proto.plan import Op
 from awa_proto.store import Cancelled, NewJob
 from awa_proto.task import Task
-from awa_proto.testing.accounts import Accounts, Broken
+from awa_proto.testing.accounts import Accounts
 from awa_proto.testing.booked import BookedStore
+from awa_proto.testing.claims import Broken
 from awa_proto.testing.faults import Fault, Faults
 from awa_proto.worker.events import (
     Beat,
@@ -56,7 +58,8 @@ FOLLOW = "follow"
 class Job:
     """A job of the simulation, and how its runs go: the last of `ends` stands for all runs after it.
 
-    ends: ok, completed, error, terminal, retry, snooze, cancel, wrong. expect: the state it must reach; None for any.
+    ends: ok, completed, error, terminal, retry, snooze, cancel, wrong, or what `handlers.SCRIPTS` names. timeout: seconds that
+    its callbacks are waited for. expect: the state it must reach; None for any.
     is_poison: the database refuses its results. is_unreadable: its args do not decode. is_stubborn: its handler ignores
     a cancellation.
     """
@@ -67,6 +70,7 @@ class Job:
     priority: int = 2
     max_attempts: int = 25
     delay: float = 0.0
+    timeout: float = 5.0
     deadline: float | None = None
     ordering: int | None = None
     kind: str = KIND
@@ -81,7 +85,8 @@ class Simulation:
 
     seed: of all chance. faults: what goes wrong. interfere: decides over single Ops of a scenario (None: leave it to the
     faults). loop: the longest a driver takes to look into its inbox. skew: seconds by which the clock of the database was set,
-    forward or back. crawling: seconds that every Op takes longer on a lane.
+    forward or back. crawling: seconds that every Op takes longer on a lane. ids: of callbacks that handlers have given to the
+    outside world, in their order; given: called with each.
     """
 
     def __init__(self, seed: int, *, faults: Faults | None = None, loop: float = 0.0005) -> None:
@@ -93,7 +98,10 @@ class Simulation:
         self.store = BookedStore(self.time, self.random.random)
         self.skew = 0.0
         self.crawling: dict[Lane, float] = {}
-        self.accounts = Accounts()
+        self.accounts = Accounts(self.time, self.store.state_of)
+        self.store.registered = self.accounts.tokens.registered
+        self.ids: list[str] = []
+        self.given: Callable[[str], object] = _unheard
         self.jobs: dict[int, Job] = {}
         self.trace: list[tuple[Any, ...]] = []
         self.beats: list[tuple[float, int, RunOp | Ping | Emit]] = []
@@ -142,6 +150,11 @@ class Simulation:
                 raise Broken(f"seed {self.seed}: it did not come to pass within {at_most} s")
             self.run(self.now + step)
 
+    def give(self, id: str) -> None:
+        """A handler gives the id of a callback to the outside world."""
+        self.ids.append(id)
+        self.given(id)
+
     # people
 
     def insert(self, *jobs: Job, notify: bool = True) -> list[JobRow]:
@@ -156,7 +169,9 @@ class Simulation:
             queue=job.queue,
             args="[]"
             if job.is_unreadable
-            else json.dumps({"takes": job.takes, "ends": job.ends, "stubborn": job.is_stubborn}),
+            else json.dumps(
+                {"takes": job.takes, "ends": job.ends, "timeout": job.timeout, "stubborn": job.is_stubborn}
+            ),
             priority=job.priority,
             max_attempts=job.max_attempts,
             run_at=self.time() + timedelta(seconds=job.delay) if job.delay else None,
@@ -242,10 +257,16 @@ def play(op: Op[T]) -> T:
     raise Broken(f"{op.name} of a MemoryStore has a statement")
 
 
-def end_of(plan: Mapping[str, Any], run: int) -> Returned | Raised:
-    """How run number `run` of a job ends, from 1."""
+def end_of(plan: Mapping[str, Any], run: int) -> str:
+    """How run number `run` of a job ends, from 1, by its name."""
     ends = plan["ends"]
-    match ends[min(run, len(ends)) - 1]:
+    name: str = ends[min(run, len(ends)) - 1]
+    return name
+
+
+def ending(name: str) -> Returned | Raised:
+    """How a handler ends that does nothing but work."""
+    match name:
         case "ok":
             return Returned(None)
         case "completed":
@@ -262,6 +283,10 @@ def end_of(plan: Mapping[str, Any], run: int) -> Returned | Raised:
             return Returned(Cancel("simulated"))
         case _:
             return Returned(object())
+
+
+def _unheard(_: str) -> None:
+    """Nobody outside."""
 
 
 def _decode(args: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from awa_proto.job import JobState
-from awa_proto.testing.accounts import check
+from awa_proto.testing.claims import check
 from awa_proto.testing.process import Process
 from awa_proto.testing.simulator import Job, Simulation, play
 from awa_proto.testing.ticks import Ticks

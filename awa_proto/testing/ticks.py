@@ -9,7 +9,7 @@ from typing import Final
 from awa_proto.cron.job import CronTemplate, MissedFirePolicy
 from awa_proto.cron.schedule import Schedule
 from awa_proto.store import NewJob
-from awa_proto.testing.accounts import check
+from awa_proto.testing.claims import check
 from awa_proto.testing.simulator import Simulation, play
 
 EVERY: Final = 5
