@@ -61,7 +61,7 @@ def migrated(dsn: str) -> None:
 
 
 class Twins:
-    """Both. ids: of jobs, of the engine -> of the model. workers: two, by their numbers in each."""
+    """Both. ids, callbacks: of jobs, and of theirs, of the engine -> of the model. workers: two, by their numbers in each."""
 
     def __init__(self, dsn: str, engine: str) -> None:
         self._connection = connected(dsn)
@@ -72,6 +72,7 @@ class Twins:
         self.store = (QueueStore if self.is_ring else CanonicalStore)(random=random.random)
         self.memory = MemoryStore(lambda: self.now, random.random)
         self.ids: dict[int, int] = {}
+        self.callbacks: dict[str, str] = {}
         self.pass_time(0.0)
         self.workers = [self.register(), self.register()]
 
@@ -204,6 +205,8 @@ class Twins:
             "errors": row.errors, "metadata": row.metadata, "tags": row.tags, "progress": row.progress,
             "dlq_reason": row.dlq_reason, "dlq_at": row.dlq_at, "unique_key": row.unique_key,
             "was_claimed": row.run_lease > 0, "output": row.output_json,
+            "callback": self.callbacks.get(row.callback_id or "", row.callback_id),
+            "callback_timeout_at": row.callback_timeout_at,
         }  # fmt: skip
 
     def told(self, a: Attempt, id: int | None = None) -> Any:

@@ -1,0 +1,582 @@
+"""An engine and the model in memory, told the same things: the random steps of `test_store_model.py`.
+
+Two workers, a leader, producers and people do random things to both. Every answer is compared, and after every step every row
+of every job: ids as they were paired at the enqueue, leases as identity, all else, times included, exactly. Which jobs a claim
+takes when it cannot take all is the engine's choice within the rules (best lane first); the model is made to take the same
+ones, and the rules are checked.
+"""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
+from typing_extensions import override
+
+from awa_proto import extra as extras
+from awa_proto.cron.job import CronTemplate, fire_of
+from awa_proto.cron.operations import fire
+from awa_proto.cron.schedule import Schedule
+from awa_proto.events import RescueReason
+from awa_proto.job import Attempt, JobRow, JobState
+from awa_proto.outcome import DeadLetter, Transition, conclude
+from awa_proto.store import Demand, Ended, JobFilter, NewJob, Progress, Selection, Unique, Verdict, WorkerInfo
+from awa_proto.store.memory import DEFERRED, MemoryJob
+from awa_proto.store.queue import QueueStore
+from awa_proto.testing.conformance.kit import OUTCOMES
+from awa_proto.unique import DEFAULT_STATES, keeps_out, mask
+from tests.store.twins import START, Twins
+
+LONG_AGO = START - timedelta(days=1000)
+QUEUES = st.sampled_from(["a", "b"])
+PRIORITIES = st.integers(1, 4)
+TIMES = st.one_of(
+    st.none(),
+    st.integers(0, 50).map(lambda days: LONG_AGO + timedelta(days=days)),
+    st.integers(0, 50).map(lambda n: START + timedelta(seconds=3 * n * n)),
+)
+EXTRAS = st.sampled_from([None, extras.encode(metadata={"m": 1}, tags=["t"]), extras.encode(deadline=5.0)])
+WAITING_KEYS = st.builds(
+    Unique,
+    st.sampled_from([b"a" * 16, b"b" * 16, b"c" * 16]),
+    st.just(mask({JobState.SCHEDULED, JobState.AVAILABLE, JobState.RETRYABLE})),
+)
+KEYS = st.one_of(
+    st.none(),
+    WAITING_KEYS,
+    st.builds(
+        Unique,
+        st.sampled_from([b"a" * 16, b"b" * 16, b"c" * 16]),
+        st.sampled_from([mask(DEFAULT_STATES), mask(set(JobState) - {JobState.CANCELLED}), mask({JobState.COMPLETED})]),
+    ),
+)
+DUE = st.integers(0, 50).map(lambda days: LONG_AGO + timedelta(days=days))
+WORKERS = st.integers(0, 1)
+CRON = st.sampled_from(["coalesce", "catch_up"])
+AGES = st.sampled_from([20.0, 3600.0, 80_000.0])
+SAID = st.tuples(st.sampled_from([None, '{"percent":7}']), st.sampled_from([None, "[1.0]"]), st.booleans())
+"""Progress, an output, and whether a failed job goes to the dead letters."""
+FOLLOWS = st.sampled_from(
+    [(), (), (NewJob("k", "a", '{"follows":1}', 2, 2),), (NewJob("l", "b", "{}", 3, 2), NewJob("l", "a", "{}", 4, 2))]
+)
+
+
+def of_attempt(told: Any) -> Any:
+    return told[0]
+
+
+def of_row(seen: Any) -> Any:
+    return seen["id"]
+
+
+class Machine(RuleBasedStateMachine):
+    """The same operations on both."""
+
+    dsn = ""
+    engine = "queue"
+    claimed = Bundle("claimed")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._twins = Twins(self.dsn, self.engine)
+        self._flush = 1 << 50
+        self._stale_fires: list[Any] = []
+
+    @override
+    def teardown(self) -> None:
+        self._twins.close()
+
+    @initialize()
+    def declare(self) -> None:
+        hourly = Schedule("0 * * * *")
+        templates = [
+            CronTemplate("coalesce", hourly, "coalesce", NewJob("k", "a", "{}", 1, 9), None),
+            CronTemplate("catch_up", hourly, "catch_up", NewJob("k", "b", "{}", 2, 9), None),
+        ]
+        assert self._twins.agree(lambda store: store.put_cron(templates, declared=True)) == 2
+
+    @rule(seconds=st.sampled_from([1.0, 4.0, 10.0, 31.0, 600.0, 3600.0, 90_000.0]))
+    def time_passes(self, seconds: float) -> None:
+        self._twins.pass_time(seconds)
+
+    @invariant()
+    def every_job_is_the_same_on_both(self) -> None:
+        self._twins.agree_on_rows()
+        self._twins.pass_time(0.0)
+
+    # enqueue
+
+    @rule(
+        jobs=st.lists(
+            st.tuples(QUEUES, PRIORITIES, TIMES, EXTRAS, st.sampled_from(["k", "l"]), KEYS), min_size=1, max_size=6
+        ),
+        copied=st.booleans(),
+        skip=st.booleans(),
+    )
+    def insert(self, jobs: list[Any], copied: bool, skip: bool) -> None:
+        twins = self._twins
+        new = [
+            NewJob(kind, queue, "{}", priority, 2, run_at, extra, None)
+            if unique is None
+            else NewJob(kind, queue, "{}", priority, 2, run_at, extras.with_unique(extra, *unique), None, unique)
+            for queue, priority, run_at, extra, kind, unique in jobs
+        ]
+        if copied:
+            known = len(twins.memory.rows)
+            if twins.agree(lambda store: store.copy(new, skip=skip)) is None:
+                return
+            made = twins.memory.rows[known:]
+            if all(job.unique is None for job in new):  # due ones are copied first, then the others
+                made.sort(key=lambda row: row.state is JobState.SCHEDULED)
+            twins.pair(made, twins.ids)
+        elif (both := twins.both(lambda store: store.insert(new, skip=skip))) is not None:
+            real, model = both
+            twins.ids |= {r.id: m.id for r, m in zip(real, model, strict=True)}
+            for r, m in zip(real, model, strict=True):
+                twins.same(r, m)
+            assert [r.existed for r in real] == [m.existed for m in model]
+
+    @rule(target=claimed, unique=WAITING_KEYS, queue=QUEUES)
+    def a_newer_job_while_one_runs(self, unique: Unique, queue: str) -> Any:
+        """What random steps seldom come to: a job that keeps others out while it waits, claimed, and then another one."""
+        self.insert([(queue, 1, LONG_AGO, None, "k", unique)], copied=False, skip=True)
+        claimed = self.claim(0, queue, 8, 0.0, None, advance=False)
+        self.insert([(queue, 4, None, None, "k", unique)], copied=False, skip=True)
+        return claimed
+
+    @invariant()
+    def of_jobs_with_one_key_one_is_in_its_states(self) -> None:
+        """As far as a job comes into them with its key: nobody is asked at a claim or a completion."""
+        found: dict[bytes, int] = {}
+        for row in self._twins.memory.rows:
+            unique = extras.unique_of(row.extra_json)
+            asked = row.state not in {JobState.RUNNING, JobState.COMPLETED}
+            if unique is not None and asked and keeps_out(unique[1], row.state):
+                assert found.setdefault(unique[0], row.id) == row.id
+
+    # the workers
+
+    @rule(
+        target=claimed,
+        worker=WORKERS,
+        queue=QUEUES,
+        wanted=st.integers(1, 8),
+        aging=st.sampled_from([0.0, 3600.0]),
+        deadline=st.sampled_from([None, 20.0]),
+        advance=st.booleans(),
+    )
+    def claim(self, worker: int, queue: str, wanted: int, aging: float, deadline: float | None, advance: bool) -> Any:
+        twins = self._twins
+        ring, settings = twins.real(twins.store.survey([queue]))
+        assert settings == twins.model(twins.memory.survey([queue]))[1]
+        instance, of_model = twins.workers[worker]
+        demand = Demand(queue, wanted, aging=aging, deadline=deadline)
+        got = twins.real(twins.store.claim(instance, ring, [demand], advance=advance))
+        assert not got.again
+        waiting = twins.waiting(queue)
+        assert len(got.attempts) == (0 if queue in twins.paused() else min(wanted, len(waiting)))
+        chosen = {twins.ids[a.id] for a in got.attempts}
+        assert chosen <= set(waiting)
+        if aging == 0.0 and chosen:
+            left = [job.priority for id, job in waiting.items() if id not in chosen]
+            assert max(waiting[id].priority for id in chosen) <= min(left, default=4)
+        model: list[Attempt] = []
+        if chosen:  # the model takes these very jobs
+            tables = twins.memory._tables
+            every = tables.available[queue]
+            tables.available[queue] = set(chosen)
+            model += twins.model(twins.memory.claim(of_model, tables.ring, [demand])).attempts
+            tables.available[queue] = every - chosen
+        pairs = {twins.ids[a.id]: a for a in got.attempts}
+        assert {twins.ids[a.id]: twins.told(a) for a in got.attempts} == {a.id: twins.told(a, a.id) for a in model}
+        return multiple(*((pairs[m.id], m) for m in model))
+
+    @rule(target=claimed, worker=WORKERS, kind=st.none() | st.just("k"), queue=st.none() | QUEUES, early=st.booleans())
+    def claim_one(self, worker: int, kind: str | None, queue: str | None, early: bool) -> Any:
+        twins = self._twins
+        instance, of_model = twins.workers[worker]
+        got = twins.real(twins.store.claim_one(instance, kind=kind, queue=queue, early=early))
+        if got is None:
+            assert twins.model(twins.memory.claim_one(of_model, kind=kind, queue=queue, early=early)) is None
+            return multiple()
+        (real,) = got.attempts
+        here = [job for job in twins.memory.rows if (kind or job.kind, queue or job.queue) == (job.kind, job.queue)]
+        due = [job for job in here if job.state in {JobState.AVAILABLE, *DEFERRED} and job.run_at <= twins.now]
+        left = [job.priority for job in due if job.queue not in twins.paused()]
+        taken = twins.memory._tables.jobs[twins.ids[real.id]]
+        assert (taken.run_at > twins.now) == (not left)
+        assert taken.priority <= min(left, default=4)
+        only = twins.model(twins.memory.claim_one(of_model, id=taken.id, kind=kind, queue=queue, early=early))
+        assert only is not None
+        (model,) = only.attempts
+        assert twins.told(real) == twins.told(model, model.id)
+        return multiple((real, model))
+
+    @rule(
+        bite=st.lists(
+            st.tuples(claimed, st.sampled_from(OUTCOMES), DUE, st.booleans(), SAID, FOLLOWS), min_size=1, max_size=6
+        ),
+        resend=st.booleans(),
+    )
+    def finalize(self, bite: list[Any], resend: bool) -> None:
+        """Fresh and stale ones, each once; sometimes sent again."""
+        unique = {real: (model, *how) for (real, model), *how in bite}
+        alike = {extras.unique_of(real.extra) or real.id: real for real in unique}  # which of several is first is open
+        ended: list[tuple[Ended, Ended]] = []
+        for real in alike.values():
+            model, to, due, failed, (progress, output, dead), follows = unique[real]
+            entry = {"error": f"no {self._flush}"} if failed and to is not JobState.COMPLETED else None
+            back = to in {JobState.SCHEDULED, JobState.AVAILABLE}
+            run_at = due if to in {JobState.SCHEDULED, JobState.RETRYABLE} else None
+            letter = DeadLetter.TERMINAL if dead and to is JobState.FAILED else None
+            ended.append(
+                tuple(  # type: ignore[arg-type]
+                    Ended(
+                        attempt,
+                        Transition(to, attempt.attempt - back, self._twins.now, run_at, entry, dead_letter=letter),
+                        progress if to is not JobState.COMPLETED else None,
+                        output if to is JobState.COMPLETED and self._twins.store.keeps_outputs else None,
+                        follows if to is not JobState.AVAILABLE else (),
+                        flushed=True,
+                    )
+                    for attempt in (real, model)
+                )
+            )
+        self._written(ended, resend)
+
+    def _written(self, ended: list[tuple[Ended, Ended]], resend: bool) -> None:
+        twins = self._twins
+        self._flush += 1
+        known = len(twins.memory.rows)
+        reals, models = [real for real, _ in ended], [model for _, model in ended]
+        verdicts = twins.real(twins.store.finalize(reals, self._flush))
+        assert verdicts == twins.model(twins.memory.finalize(models, self._flush))
+        assert Verdict.AGAIN not in verdicts
+        twins.pair(twins.memory.rows[known:], twins.ids)
+        if resend:
+            assert twins.real(twins.store.finalize(reals[::-1], self._flush)) == verdicts[::-1]
+
+    @rule(records=st.lists(claimed, max_size=3, unique=True), percent=st.integers(0, 100))
+    def record_progress(self, records: list[Any], percent: int) -> None:
+        twins, said = self._twins, f'{{"percent":{percent}}}'
+        kept = twins.real(twins.store.record_progress([Progress(real, said) for real, _ in records]))
+        model = twins.model(twins.memory.record_progress([Progress(own, said) for _, own in records]))
+        assert {twins.ids[id] for id in kept} == set(model)
+
+    @rule(worker=WORKERS)
+    def beat(self, worker: int) -> None:
+        info = WorkerInfo(("a", "b"), hostname="twin", pid=1)
+        self._twins.by_worker(worker, lambda store, instance: store.beat(instance, info))
+
+    @rule(worker=WORKERS)
+    def leave_and_come_again(self, worker: int) -> None:
+        twins = self._twins
+        twins.by_worker(worker, lambda store, instance: store.unregister(instance))
+        twins.workers[worker] = twins.register()
+
+    @rule(worker=WORKERS, known=st.lists(claimed, max_size=3))
+    def unknown(self, worker: int, known: list[Any]) -> None:
+        twins = self._twins
+        instance, of_model = twins.workers[worker]
+        found = twins.real(twins.store.unknown(instance, sorted({real.claim_id for real, _ in known}), 0))
+        claims = sorted({own.claim_id for _, own in known})
+        model = twins.model(twins.memory.unknown(of_model, claims, 0))
+        if all(real.segment >= 0 for real, _ in known):  # those of canonical storage are numbered otherwise
+            assert sorted(map(twins.told, found), key=of_attempt) == sorted(
+                (twins.told(a, a.id) for a in model), key=of_attempt
+            )
+
+    # the leader
+
+    @rule(worker=WORKERS)
+    def lead(self, worker: int) -> None:
+        twins = self._twins
+        real, model = twins.by_worker(worker, lambda store, instance: store.lead(instance, 15.0))
+        names = dict(twins.workers)
+        assert (real.is_mine, real.term) == (model.is_mine, model.term)
+        assert real.expires_in == pytest.approx(model.expires_in)
+        assert names.get(real.instance) == (model.instance if real.instance in names else None)
+
+    @rule(worker=WORKERS)
+    def resign(self, worker: int) -> None:
+        self._twins.by_worker(worker, lambda store, instance: store.resign(instance))
+
+    @rule(limit=st.integers(1, 5))
+    def promote(self, limit: int) -> None:
+        twins = self._twins
+        real = twins.real(twins.store.promote(limit))
+        model = twins.model(twins.memory.promote(limit))
+        assert (real.count, real.queues, real.until) == (model.count, model.queues, model.until)
+        assert real.due_in == pytest.approx(model.due_in)
+
+    @rule(
+        reason=st.sampled_from([RescueReason.STALE_HEARTBEAT, RescueReason.DEADLINE_EXCEEDED]), page=st.integers(1, 4)
+    )
+    def rescue(self, reason: RescueReason, page: int) -> None:
+        """Page by page, as its duty does."""
+        twins = self._twins
+
+        def pages(run: Any, store: Any) -> list[Any]:
+            found: list[Any] = []
+            after = None
+            while True:
+                if reason is RescueReason.STALE_HEARTBEAT:
+                    got = run(store.find_stale(30.0, page, after))
+                else:
+                    got = run(store.find_overdue(1.5, page, after))
+                assert len(got.stranded) <= page
+                found += got.stranded
+                after = got.after
+                if after is None:
+                    return found
+
+        real = {twins.ids[each.attempt.id]: each for each in pages(twins.real, twins.store)}
+        model = {each.attempt.id: each for each in pages(twins.model, twins.memory)}
+        assert {id: (twins.told(each.attempt), each.recorded) for id, each in real.items()} == {
+            id: (twins.told(each.attempt, id), each.recorded) for id, each in model.items()
+        }
+        unique = {extras.unique_of(each.attempt.extra) or id: id for id, each in model.items()}
+        ended = [
+            tuple(
+                Ended(
+                    each.attempt,
+                    conclude(each.attempt, reason, each.at, lambda: 0.5, dead_letters=id % 2 == 0),
+                    flushed=each.recorded,
+                )
+                for each in (real[id], model[id])
+            )
+            for id in unique.values()
+        ]
+        if ended:
+            self._written(ended, resend=False)  # type: ignore[arg-type]
+
+    @rule(stale=st.booleans())
+    def fire(self, stale: bool) -> None:
+        """Of what a look found: now, or by a leader that looked long ago."""
+        twins = self._twins
+        listed = twins.both(lambda store: store.list_cron())
+        assert listed is not None
+        assert listed[0] == listed[1]
+        at, model = listed[1]
+        fires = [found for job in model if (found := fire_of(job, at)) is not None]
+        fires, self._stale_fires = (self._stale_fires, fires) if stale else (fires, self._stale_fires)
+        known = len(twins.memory.rows)
+        twins.agree(lambda store: fire(store, fires))
+        twins.pair(twins.memory.rows[known:], twins.ids)
+
+    @rule(name=CRON, call=st.sampled_from(["pause", "resume", "edit"]))
+    def change_cron(self, name: str, call: str) -> None:
+        if call == "pause":
+            self._twins.agree(lambda store: store.pause_cron(name, None))
+        elif call == "resume":
+            self._twins.agree(lambda store: store.resume_cron(name))
+        else:
+            self._twins.agree(lambda store: store.edit_cron(name, {"cron": "*/30 * * * *", "priority": 3}))
+
+    @rule(call=st.sampled_from(["prune_failed", "prune_dlq", "prune_completed"]), age=AGES, limit=st.integers(1, 5))
+    def retention(self, call: str, age: float, limit: int) -> None:
+        twins = self._twins
+        if call == "prune_completed" and twins.is_ring:  # there they go with their segment, but those that were parked
+            count = twins.real(twins.store.prune_completed(age, limit))
+            assert len(self._without_the_old(age)) == count
+            return
+        twins.agree(lambda store: getattr(store, call)(age, limit))
+
+    @rule(most=st.integers(1, 4))
+    def sweep(self, most: int) -> None:
+        self._twins.real(self._twins.store.sweep(most))
+
+    @rule()
+    def probe(self) -> None:
+        assert not self._twins.real(self._twins.store.probe()).revived
+
+    @rule()
+    def rotate(self) -> None:
+        store = self._twins.store
+        if isinstance(store, QueueStore):
+            self._twins.real(store.open_next())
+            self._twins.real(store.publish())
+
+    @rule(age=AGES)
+    def rotate_and_prune(self, age: float) -> None:
+        """A segment goes, and with it completed jobs that are old enough; nothing else."""
+        twins = self._twins
+        twins.real(twins.store.rotate(age))
+        twins.real(twins.store.prune(age))
+        self._without_the_old(age)
+
+    def _without_the_old(self, age: float) -> list[MemoryJob]:
+        """The completed jobs that the engine deleted, old ones, which the model then does too."""
+        twins = self._twins
+        left = {twins.ids[row.id] for row in twins.rows()}
+        gone = [job for id, job in twins.memory._tables.jobs.items() if id not in left]
+        for job in gone:
+            assert twins.is_ring
+            assert job.state is JobState.COMPLETED
+            assert job.finalized_at is not None
+            assert twins.now - job.finalized_at >= timedelta(seconds=age)
+        twins.memory._forget(gone)
+        return gone
+
+    @rule(limit=st.integers(1, 5))
+    def forget_keys(self, limit: int) -> None:
+        """Which keys are left changes nothing that anybody sees but what is looked at."""
+        self._twins.real(self._twins.store.forget_keys(limit))
+        self._twins.model(self._twins.memory.forget_keys(limit))
+
+    # people
+
+    @rule(number=st.integers(0, 999))
+    def cancel(self, number: int) -> None:
+        if (id := self._twins.pick(number)) is not None:
+            assert self._twins.real(self._twins.store.cancel(id)) == self._twins.model(
+                self._twins.memory.cancel(self._twins.ids[id])
+            )
+
+    @rule(number=st.integers(0, 999))
+    def retry(self, number: int) -> None:
+        if (id := self._twins.pick(number)) is not None:
+            model = self._twins.ids[id]
+            both = self._twins.both(lambda store: store.retry(id if store is self._twins.store else model))
+            if both is not None:
+                self._twins.same(*both)
+
+    @rule(number=st.integers(0, 999), queue=st.none() | QUEUES, priority=st.none() | PRIORITIES)
+    def move(self, number: int, queue: str | None, priority: int | None) -> None:
+        if (id := self._twins.pick(number)) is not None:
+            real = self._twins.real(self._twins.store.move(id, queue=queue, priority=priority))
+            assert real == self._twins.model(
+                self._twins.memory.move(self._twins.ids[id], queue=queue, priority=priority)
+            )
+
+    @rule(
+        number=st.integers(0, 999),
+        call=st.sampled_from(["move_to_dlq", "retry_from_dlq", "purge_dlq_job", "delete_job"]),
+    )
+    def one(self, number: int, call: str) -> None:
+        if (id := self._twins.pick(number)) is not None:
+            own = self._twins.ids[id]
+            both = self._twins.both(lambda store: getattr(store, call)(id if store is self._twins.store else own))
+            if both is None:
+                return
+            real, model = both
+            if isinstance(model, JobRow):
+                self._twins.same(real, model)
+            else:
+                assert real == model
+
+    @rule(
+        call=st.sampled_from(
+            ["retry_failed", "discard_failed", "move_failed_to_dlq", "retry_all_from_dlq", "purge_dlq"]
+        ),
+        kind=st.none() | st.sampled_from(["k", "l"]),
+        queue=st.none() | QUEUES,
+        tag=st.none() | st.just("t"),
+    )
+    def many(self, call: str, kind: str | None, queue: str | None, tag: str | None) -> None:
+        which = Selection(kind, queue, tag)
+        assert self._twins.real(getattr(self._twins.store, call)(which)) == self._twins.model(
+            getattr(self._twins.memory, call)(which)
+        )
+
+    @rule(queue=QUEUES)
+    def drain(self, queue: str) -> None:
+        assert self._twins.real(self._twins.store.drain_queue(queue)) == self._twins.model(
+            self._twins.memory.drain_queue(queue)
+        )
+
+    @rule(queue=QUEUES)
+    def pause(self, queue: str) -> None:
+        self._twins.real(self._twins.store.pause_queue(queue, None))
+        self._twins.model(self._twins.memory.pause_queue(queue, None))
+
+    @rule(queue=QUEUES)
+    def resume(self, queue: str) -> None:
+        self._twins.real(self._twins.store.resume_queue(queue))
+        self._twins.model(self._twins.memory.resume_queue(queue))
+
+    # reads
+
+    @rule(number=st.integers(0, 999))
+    def get_job(self, number: int) -> None:
+        if (id := self._twins.pick(number)) is not None:
+            model = self._twins.ids[id]
+            self._twins.same(
+                self._twins.real(self._twins.store.get_job(id)), self._twins.model(self._twins.memory.get_job(model))
+            )
+
+    @rule(
+        state=st.none() | st.sampled_from(JobState),
+        kind=st.none() | st.just("k"),
+        queue=st.none() | QUEUES,
+        tag=st.none() | st.just("t"),
+        metadata=st.sampled_from([None, '{"m":1.0}', '{"m":2}', "{}"]),
+        limit=st.sampled_from([1, 2, 3, 1000]),
+    )
+    def list_jobs(
+        self,
+        state: JobState | None,
+        kind: str | None,
+        queue: str | None,
+        tag: str | None,
+        metadata: str | None,
+        limit: int,
+    ) -> None:
+        """Page by page, where a statement looks at very few rows."""
+        wanted = JobFilter(state, kind, queue, tag, metadata, limit=limit)
+        page = self._twins.real(self._twins.store.list_jobs(wanted))
+        real = list(page)
+        while page.next is not None:
+            assert len(page) <= limit
+            page = self._twins.real(self._twins.store.list_jobs(replace(wanted, before_id=page.next)))
+            real += page
+        assert [row.id for row in real] == sorted({row.id for row in real}, reverse=True)
+        model = self._twins.model(self._twins.memory.list_jobs(replace(wanted, limit=1000)))
+        assert sorted(map(self._twins.seen, real), key=of_row) == sorted(
+            (self._twins.seen(m, m.id) for m in model), key=of_row
+        )
+
+    @rule(kind=st.none() | st.just("k"), queue=st.none() | QUEUES, tag=st.none() | st.just("t"))
+    def list_dlq(self, kind: str | None, queue: str | None, tag: str | None) -> None:
+        which = Selection(kind, queue, tag)
+        real, model = (store.list_dlq(which, limit=1000) for store in (self._twins.store, self._twins.memory))
+        seen = sorted(map(self._twins.seen, self._twins.real(real)), key=of_row)
+        assert seen == sorted((self._twins.seen(m, m.id) for m in self._twins.model(model)), key=of_row)
+
+    @invariant()
+    def stats(self) -> None:
+        real, model = (
+            [
+                (
+                    s.queue,
+                    s.scheduled,
+                    s.available,
+                    s.running,
+                    s.completed,
+                    s.retryable,
+                    s.failed,
+                    s.cancelled,
+                    s.waiting_external,
+                    s.dlq,
+                    s.paused,
+                )
+                for s in stats
+                if any((s.scheduled, s.available, s.running, s.completed, s.retryable, s.failed, s.cancelled))
+                or s.waiting_external
+                or s.paused
+            ]
+            for stats in (
+                self._twins.real(self._twins.store.queue_stats()),
+                self._twins.model(self._twins.memory.queue_stats()),
+            )
+        )
+        assert real == model
