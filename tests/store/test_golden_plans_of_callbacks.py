@@ -55,6 +55,7 @@ STATEMENTS: dict[str, tuple[Statement, set[str]]] = {
     "again": (_ends(JobState.AVAILABLE), set()),
     "rescue": (_ends(JobState.RETRYABLE, due=True), set()),
     "park": (_close(JobState.WAITING_EXTERNAL), set()),
+    "rescue of what runs": (_close(JobState.RETRYABLE, flushed=True), set()),
     "cancel": (Statement("cancel", people._cancel_waiting_sql(NAMES), (1,)), set()),
 }
 BIG = {"callbacks", "waiting"}

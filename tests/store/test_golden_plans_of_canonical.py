@@ -43,8 +43,8 @@ def _first_of(plan: Any) -> Statement:
     return step
 
 
-def _close(to: JobState, dead: DeadLetter | None = None) -> Statement:
-    return _first(STORE.finalize([Ended(ATTEMPT, Transition(to, 1, NOW, NOW, dead_letter=dead))], 7))
+def _close(to: JobState, dead: DeadLetter | None = None, *, flushed: bool = False) -> Statement:
+    return _first(STORE.finalize([Ended(ATTEMPT, Transition(to, 1, NOW, NOW, dead_letter=dead), flushed=flushed)], 7))
 
 
 KEYS = {"jobs_hot_pkey", "scheduled_jobs_pkey"}
@@ -71,6 +71,8 @@ HOT: dict[str, tuple[Statement, set[str]]] = {
         )
     },
     "close as a dead letter": (_close(JobState.FAILED, DeadLetter.TERMINAL), CLOSE | {"canonical_left_old"}),
+    "park": (_close(JobState.WAITING_EXTERNAL), CLOSE | {"callbacks_pkey"}),
+    "rescue": (_close(JobState.RETRYABLE, flushed=True), CLOSE | {"callbacks_pkey", "attempts_pkey"}),
     "promote": (_first(STORE.promote(500)), {"scheduled_jobs_due", "scheduled_jobs_pkey"}),
     "promote from a moment on": (_first(STORE.promote(500, NOW)), {"scheduled_jobs_due", "scheduled_jobs_pkey"}),
     "find stale": (Statement("stale", rescue.find_sql(NAMES, overdue=False), (30.0, 0, 500)), RUNNING),
