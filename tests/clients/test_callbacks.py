@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 
 import awa_proto as awa
@@ -259,6 +261,62 @@ def test_a_token_that_was_replaced_is_waited_for_in_vain(run: Callable[..., None
         waited, parked = await app.run(Pay(1), Other())
         assert (waited.state, "CallbackNotFound" in waited.errors[-1]["error"]) == (JobState.RETRYABLE, True)
         assert (parked.state, "not registered" in parked.errors[-1]["error"]) == (JobState.FAILED, True)
+
+    run(scenario)
+
+
+class Slow:
+    """A database over whose lane for such things nothing is written of handlers that wait no more, until `word` is set."""
+
+    def __init__(self, database: Any, word: anyio.Event) -> None:
+        self._database = database
+        self._word = word
+
+    def lane(self, name: str, **options: Any) -> Any:
+        lane = self._database.lane(name, **options)
+
+        async def run(op: Any) -> Any:
+            if op.name == "leave":
+                await self._word.wait()
+            return await lane.run(op)
+
+        return SimpleNamespace(run=run, close=lane.close)
+
+
+def test_a_handler_that_gave_up_waiting_registers_anew_or_parks_before_that_is_written(
+    run: Callable[..., None],
+) -> None:
+    async def scenario(app: App) -> None:
+        if not app.is_async:
+            return  # a thread that waits cannot give up
+        ids: list[str] = []
+
+        async def pay(job: Any) -> Any:
+            token = await job.register_callback()
+            async with anyio.create_task_group() as group:
+                group.start_soon(job.wait_for_callback, token)
+                while (await job.client.get_job(job.id)).state is not WAITS:
+                    pass
+                group.cancel_scope.cancel()
+            if job.args.amount == 1:
+                token = await job.register_callback()
+            ids.append(token.id)
+            return awa.WaitForCallback(token)
+
+        app.task(Pay)(pay)
+        ear = Ear()
+        app.on_event(Pay)(ear)
+        for amount in (1, 2):
+            job = await app.client.insert(Pay(amount), max_attempts=1)
+            worker, word = app.client.worker({"default": 1}), anyio.Event()
+            worker._database = Slow(worker._database, word)
+            async with worker:
+                heard = await ear.hears(3 * amount - 1, app.client)
+                assert isinstance(heard[-1], events.WaitingForCallback)
+                word.set()
+                await app.client.complete_external(ids[-1])
+                await ear.hears(3 * amount, app.client)
+            assert (await app.client.get_job(job.id)).state is COMPLETED
 
     run(scenario)
 
