@@ -10,7 +10,7 @@ from awa_proto.outcome import DeadLetter, Outcome, Transition
 from awa_proto.plan import Statement
 from awa_proto.schema import script
 from awa_proto.store import Called, Ended, Waits
-from awa_proto.store.queue import callbacks, parked, people
+from awa_proto.store.queue import callbacks, close, parked, people
 from awa_proto.store.queue.names import PARKED, Names
 from tests.conformance.session import connect
 from tests.store.test_golden_plans import ATTEMPT, JIT_ABOVE_COST, NOW, Prepared, _close, _nodes
@@ -81,6 +81,18 @@ def million(module_database: str) -> Iterator[tuple[str, Prepared]]:
         yield module_database, prepared
 
 
+def _of_running(to: JobState) -> Statement:
+    ended = Ended(ATTEMPT, Transition(to, 1, NOW, NOW), called=Called(ID, (Waits.REGISTERED, Waits.IN_HANDLER)))
+    return close.statement(NAMES, 0, to, [ended], 7, outside=True)
+
+
+ONE_BY_ONE = {
+    **{name: STATEMENTS[name][0] for name in ("register", "find", "resume", "complete", "fail", "again")},
+    **{f"{to} while it runs": _of_running(to) for to in (JobState.COMPLETED, JobState.FAILED, JobState.AVAILABLE)},
+}
+"""What is said of one callback, a call each, and finds nothing here."""
+
+
 @pytest.mark.timeout(180)
 def test_a_callback_is_found_by_its_id_among_a_million_whenever_the_plan_was_made(
     million: tuple[str, Prepared],
@@ -94,3 +106,14 @@ def test_a_callback_is_found_by_its_id_among_a_million_whenever_the_plan_was_mad
             assert [each for name in STATEMENTS for each in complaints(name, now.custom(name))] == []
             assert [each for name in STATEMENTS for each in complaints(name, now.generic(name))] == []
             connection.execute(b"DEALLOCATE ALL")
+
+
+def test_who_uses_one_callback_after_the_other_has_its_statements_planned_once(million: tuple[str, Prepared]) -> None:
+    for name, statement in ONE_BY_ONE.items():
+        with connect(million[0]) as connection:
+            connection.prepare_threshold = 0
+            for _ in range(8):  # of which PostgreSQL plans five anew, to see what it would save
+                connection.execute(statement.sql.encode(), statement.params)
+            connection.prepare_threshold = None
+            found = connection.execute(b"SELECT generic_plans FROM pg_prepared_statements").fetchall()
+            assert found == [(3,)], name

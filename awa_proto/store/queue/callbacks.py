@@ -221,7 +221,8 @@ def end(n: Names, ended: Ended, flush: int) -> Plan[Verdict]:
                 verdicts[0] = Verdict.AGAIN
     (verdict,) = verdicts
     if (
-        verdict in {Verdict.ACCEPTED, Verdict.DUPLICATE}
+        attempt.segment == CANONICAL
+        and verdict in {Verdict.ACCEPTED, Verdict.DUPLICATE}
         and ended.called is not None
         and Waits.PARKED not in ended.called.waits
     ):

@@ -56,8 +56,9 @@ class Form(NamedTuple):
 
     outputs: completed attempts have outputs. following: there are follow-ups; keyed: some have a unique key.
     forgets: attempts have rows of their own. returning: all go back to a state for which they must win their unique keys.
-    outside: the caller is not the worker of the attempts. It waits for locks as long as its transaction does, else 200 ms,
-    which would stay set in a caller's transaction; and it does not know what they recorded, so that is read.
+    outside: it is one attempt, and the caller is not its worker. It waits for locks as long as its transaction does, else
+    200 ms, which would stay set in a caller's transaction; it does not know what was recorded, so that is read; and whoever
+    runs the attempt is told, `!id:run_lease`.
     called: by their callbacks, each as long as that is as it was found.
     """
 
@@ -104,7 +105,8 @@ def _ended_jobs(n: Names, s: int, form: Form) -> str:
     could become a scan of the whole table, planned while it was empty.
     """
     reason = "".join(f", {name}" for name in form.more)
-    reasons = "".join(f", ${12 + i}::text[]" for i in range(len(form.more)))
+    told = "$6::bigint[], $7::smallint[], $8::smallint[], $9::timestamptz[], $10::timestamptz[], $11::text[]"
+    told += "".join(f", ${12 + i}::text[]" for i in range(len(form.more)))
     recorded = f"LEFT JOIN {n.s}.attempts a ON a.job_id = r.id AND a.run_lease = k.lease" if form.outside else ""
     kept_extra = f"CASE WHEN a.progress IS NULL THEN r.extra ELSE {PROGRESSING} END" if form.outside else "r.extra"
     return f"""
@@ -114,7 +116,7 @@ accepted AS MATERIALIZED (
   FROM fresh f
   CROSS JOIN LATERAL unnest(f.idx) i
   JOIN known k ON k.claim_id = f.claim_id
-  JOIN unnest($6::bigint[], $7::smallint[], $8::smallint[], $9::timestamptz[], $10::timestamptz[], $11::text[]{reasons})
+  JOIN {given(told, alone=form.outside)}
        j(claim_id, idx, attempt, run_at, at, extra{reason}) ON j.claim_id = f.claim_id AND j.idx = i
   CROSS JOIN LATERAL (
     SELECT * FROM {n.s}.ready_{s} r
@@ -283,9 +285,14 @@ job AS MATERIALIZED (
 {available(n, "runnable", NEW, new, where=f"{mine} AND {due}", returning="queue")},"""
 
 
-def wakes(n: Names, source: str | None, *, following: bool) -> str:
-    """SQL: the column, after a comma, that tells workers of jobs in `source` and of follow-ups; "" when there are neither."""
-    told = [] if source is None else [f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM {source}) q"]
+def wakes(n: Names, source: str | None, *, following: bool, more: Sequence[str] = ()) -> str:
+    """SQL: the column, after a comma, that tells workers of jobs in `source` and of follow-ups; "" when there are neither.
+
+    more: queries that tell something else.
+    """
+    told = list(more)
+    if source is not None:
+        told.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM {source}) q")
     if following:
         soon = "j.run_at > now() AND j.run_at < now() + interval '5 s'"
         told.append(f"SELECT {n.wake('queue')} FROM (SELECT DISTINCT queue FROM runnable) q")
@@ -341,7 +348,9 @@ def sql(n: Names, s: int, form: Form) -> str:
     and of returning ones the indexes that were cancelled as duplicates. An index that is in none is stale.
     """
     runs_again = {_Into.READY: "moved", _Into.WAITING: "again"}.get(form.into)
-    woken = wakes(n, runs_again, following=form.following)
+    told = f"""SELECT {n.notify("'!' || k.job_ids[i + 1] || ':' || k.lease")}::text
+  FROM fresh f JOIN known k USING (claim_id) CROSS JOIN LATERAL unnest(f.idx) i"""
+    woken = wakes(n, runs_again, following=form.following, more=[told] if form.outside else ())
     inserted = f", {count_of_follow_ups(keyed=form.keyed)}" if form.following else ", 0"
     first = form.first
     mine = "j.a = f.claim_id AND j.b = ANY (f.idx)"
@@ -379,7 +388,7 @@ forgotten AS (
 WITH wanted AS MATERIALIZED (
   SELECT claim_id, lease, idx::smallint[] AS idx{", outputs" if form.outputs else ""}
          {"" if form.outside else ", set_config('lock_timeout', '200ms', true)"}
-  FROM unnest($1::bigint[], $2::bigint[], $3::text[]{", $6::text[]" if form.outputs else ""})
+  FROM {given(f"$1::bigint[], $2::bigint[], $3::text[]{', $6::text[]' if form.outputs else ''}", alone=form.outside)}
        w(claim_id, lease, idx{", outputs" if form.outputs else ""})
 ),
 known AS MATERIALIZED (
@@ -421,7 +430,7 @@ def _locked(n: Names, form: Form) -> str:
     which = """c.job_id = ANY (ARRAY(
       SELECT k.job_ids[i + 1] FROM known k CROSS JOIN LATERAL unnest(k.idx) i WHERE i < cardinality(k.job_ids)))"""
     if form.called:
-        which = called(form.last)
+        which = called(form.last, alone=form.outside)
     how = ", c.state, c.result" if form.into is _Into.WAITING else ""
     return f"""
 locked AS MATERIALIZED (
@@ -429,10 +438,23 @@ locked AS MATERIALIZED (
 ),"""
 
 
-def called(first: int) -> str:
-    """SQL: whether a callback `c` may end its attempt. From ${first}: ids, how they may wait, whether time must be up."""
+def given(arrays: str, *, alone: bool) -> str:
+    """SQL: the rows of arrays that are parameters. alone: it is one row.
+
+    The planner takes an array that it does not see for ten rows, and a plan for ten never costs as little as one that is made
+    anew for the one there is; so without being told it would plan at each call, which takes longer than the statement.
+    """
+    return f"(SELECT * FROM unnest({arrays}) LIMIT 1)" if alone else f"unnest({arrays})"
+
+
+def called(first: int, *, alone: bool = False) -> str:
+    """SQL: whether a callback `c` may end its attempt. From ${first}: ids, how they may wait, whether time must be up.
+
+    alone: there is one id.
+    """
+    which = f"= (${first}::text[])[1]::uuid" if alone else f"= ANY (${first}::text[]::uuid[])"
     return (
-        f"c.callback_id = ANY (${first}::text[]::uuid[]) AND c.state = ANY (${first + 1}::smallint[])"
+        f"c.callback_id {which} AND c.state = ANY (${first + 1}::smallint[])"
         f" AND (NOT ${first + 2}::bool OR c.timeout_at <= clock_timestamp())"
     )
 
@@ -446,7 +468,10 @@ def calls(ended: Sequence[Ended]) -> tuple[Value, ...]:
 def statement(
     n: Names, s: int, to: JobState, ended: Sequence[Ended], flush: int, *, outside: bool = False
 ) -> Statement:
-    """One statement: attempts of one segment that go to one state, each claim's outputs within the bound of a row."""
+    """One statement: attempts of one segment that go to one state, each claim's outputs within the bound of a row.
+
+    outside: one attempt, by another than its worker.
+    """
     ended = list({(e.attempt.claim_id, e.attempt.idx): e for e in ended}.values())
     into = _TARGET[to]
     if into is _Into.FAILED and ended[0].transition.dead_letter is not None:

@@ -24,6 +24,7 @@ from awa_proto.store.queue.close import (
     columns,
     count_of_follow_ups,
     follow_ups,
+    given,
     how_called,
     returns,
     wakes,
@@ -128,6 +129,8 @@ def sql(n: Names, form: Form) -> str:
 
     Returns a row per job that went on: id, lease, how many follow-ups were inserted, whether it was cancelled as a duplicate.
     """
+    told = """$1::bigint[], $2::bigint[], $5::smallint[], $6::timestamptz[], $7::timestamptz[], $8::text[], $9::text[],
+              $10::text[], $11::text[]"""
     woken = wakes(n, "moved" if form.into is _Into.READY else None, following=form.following)
     inserted = count_of_follow_ups(keyed=form.keyed) if form.following else "0"
     mine = "j.a = f.id AND j.b = f.run_lease"
@@ -140,11 +143,11 @@ def sql(n: Names, form: Form) -> str:
 WITH given AS MATERIALIZED (
   SELECT g.*, $3::bigint AS flush, $4::smallint AS becomes
          {"" if form.outside else ", set_config('lock_timeout', '200ms', true)"}
-  FROM unnest($1::bigint[], $2::bigint[], $5::smallint[], $6::timestamptz[], $7::timestamptz[], $8::text[], $9::text[],
-              $10::text[], $11::text[]) g(id, lease, count, due, at, now_extra, result, reason, duplicate)
+  FROM {given(told, alone=form.outside)} g(id, lease, count, due, at, now_extra, result, reason, duplicate)
 ),
 locked AS MATERIALIZED (
-  SELECT c.job_id, c.run_lease FROM {n.s}.callbacks c WHERE {called(12)} AND (SELECT count(*) FROM given) > 0
+  SELECT c.job_id, c.run_lease FROM {n.s}.callbacks c
+  WHERE {called(12, alone=form.outside)} AND (SELECT count(*) FROM given) > 0
   ORDER BY c.job_id FOR UPDATE
 ),
 held AS MATERIALIZED (
@@ -162,7 +165,7 @@ SELECT id, run_lease, {inserted}, {"id IN (SELECT id FROM kept_out)" if form.ret
 
 
 def statement(n: Names, ended: Sequence[Ended], flush: int, *, outside: bool = False) -> Statement:
-    """One statement: jobs that go to one state, and are called alike."""
+    """One statement: jobs that go to one state, and are called alike. outside: one, by another than its worker."""
     ended = list({_fence(e.attempt): e for e in ended}.values())
     transition = ended[0].transition
     into = _TARGET[transition.to]

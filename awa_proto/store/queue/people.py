@@ -167,7 +167,6 @@ def cancel(n: Names, id: int, flush: int) -> Op[Cancelled]:
         rows = yield statement(n, s, JobState.CANCELLED, ended, flush, outside=True)
         if not rows or idx not in rows[0][1]:
             return Cancelled.AGAIN
-        yield Statement("cancel.tell", f"SELECT {n.notify('$1::text')}", (f"!{id}:{lease}",))
         return Cancelled.RUNNING
 
     return Op("cancel", plan, safe_to_retry=True)
