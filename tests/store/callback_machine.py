@@ -55,6 +55,10 @@ class CallbackMachine(Machine):
 
     registered = Bundle("registered")
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._all: list[Pair] = []
+
     # the workers
 
     @rule(target=registered, claimed=Machine.claimed, timeout=TIMEOUTS)
@@ -68,29 +72,64 @@ class CallbackMachine(Machine):
             return multiple()
         assert found.timeout_at == same.timeout_at
         twins.callbacks[found.id] = same.id
-        return Pair(Side(real, found.id), Side(model, same.id))
+        pair = Pair(Side(real, found.id), Side(model, same.id))
+        self._all.append(pair)
+        return pair
 
     @rule(
         target=registered,
         unique=st.none() | WAITING_KEYS,
         queue=QUEUES,
         timeout=TIMEOUTS,
-        ways=st.lists(st.sampled_from(["runs", "waits", "parked"]), min_size=1, max_size=3),
+        ways=st.lists(
+            st.sampled_from(["runs", "waits", "parked", "waited and parked", "came early"]), min_size=1, max_size=3
+        ),
         extra=st.sampled_from([None, extras.encode(deadline=5.0)]),
+        newer=st.booleans(),
     )
-    def jobs_with_callbacks(self, unique: Any, queue: str, timeout: float, ways: list[str], extra: str | None) -> Any:
-        """What random steps seldom come to."""
+    def jobs_with_callbacks(
+        self, unique: Any, queue: str, timeout: float, ways: list[str], extra: str | None, newer: bool
+    ) -> Any:
+        """What random steps seldom come to. newer: whether there is one then that keeps the job out where it may."""
         pairs: list[Any] = []
         for way in ways:
             self.insert([(queue, 1, LONG_AGO, extra, "k", unique)], copied=False, skip=True)
             for claimed in self.claim(0, queue, 1, 0.0, None, advance=False).values:
                 pair = self.register_callback(claimed, timeout)
-                if way == "waits":
-                    self.wait([pair])
-                elif way == "parked":
-                    self.park([claimed], resend=False)
                 pairs.append(pair)
+                if newer:
+                    self.insert([(queue, 4, None, None, "k", unique)], copied=False, skip=True)
+                if way in {"waits", "waited and parked"}:
+                    self.wait([pair])
+                if way in {"parked", "waited and parked"}:
+                    self.park([claimed], resend=False)
+                elif way == "came early":
+                    self.use(pair, "resume", [1.0], buries=False, guard=None)
+                    self.park([claimed], resend=True)
         return multiple(*pairs)
+
+    @rule(number=st.integers(0, 999), seconds=st.sampled_from([1.0, 4.0, 31.0]), use=USES, leaves=st.booleans())
+    def time_passes_for_who_waits(self, number: int, seconds: float, use: str, leaves: bool) -> None:
+        """Then it is used, or given more time. leaves: the handler waits no more, or begins to wait just now."""
+        tables = self._twins.memory._tables
+        alive = [
+            pair for pair in self._all
+            if (job := tables.jobs.get(pair.model.attempt.id)) is not None
+            and job.callback is not None and job.callback.id == pair.model.id
+        ]  # fmt: skip
+        if not alive:
+            return
+        pair = alive[number % len(alive)]
+        if leaves:
+            self.wait([pair])
+        self._twins.pass_time(seconds)
+        if leaves:
+            self.leave([pair])
+            self._twins.agree_on_rows()
+        if number % 3:
+            self.use(pair, use, {"n": number}, buries=number % 2 == 0, guard=None)
+        else:
+            self.heartbeat_callback(pair, seconds)
 
     @rule(bite=st.lists(Machine.claimed, min_size=1, max_size=4), resend=st.booleans())
     def park(self, bite: list[tuple[Attempt, Attempt]], resend: bool) -> None:

@@ -1,12 +1,13 @@
 """An engine and the model in memory, told the same things, give the same answers.
 
-State machines of Hypothesis (`machine.py`, and `callback_machine.py` on top of it) do random things to both, and compare.
+State machines of Hypothesis do random things to both, and compare: `machine.py`, and on top of it `whole_machine.py` or
+`callback_machine.py`, since nobody comes far with callbacks who does everything else as well.
 
 AWA_MODEL_EXAMPLES: how many runs, of chance; EXAMPLES, always the same ones, unless said otherwise.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
@@ -19,8 +20,9 @@ from awa_proto.store import Unique
 from awa_proto.store.queue import lists
 from awa_proto.unique import DEFAULT_STATES, mask
 from tests.store.callback_machine import CallbackMachine
-from tests.store.machine import LONG_AGO
+from tests.store.machine import LONG_AGO, Machine
 from tests.store.twins import NARROW, START, migrated
+from tests.store.whole_machine import WholeMachine
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +48,15 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         each.cache_clear()
 
 
-def machine(engine_name: str, server: str) -> type[CallbackMachine]:
+def machine(engine_name: str, server: str) -> type[WholeMachine]:
+    class OnThisServer(WholeMachine):
+        dsn = server
+        engine = engine_name
+
+    return OnThisServer
+
+
+def callback_machine(engine_name: str, server: str) -> type[CallbackMachine]:
     class OnThisServer(CallbackMachine):
         dsn = server
         engine = engine_name
@@ -59,10 +69,11 @@ ENGINES = pytest.mark.parametrize("name", ["queue", "canonical"])
 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("made", [machine, callback_machine], ids=["all but callbacks", "callbacks"])
 @ENGINES
-def test_an_engine_answers_as_the_model_does(by_our_clock: str, name: str) -> None:
+def test_an_engine_answers_as_the_model_does(by_our_clock: str, name: str, made: Callable[..., type[Machine]]) -> None:
     run_state_machine_as_test(
-        machine(name, by_our_clock),
+        made(name, by_our_clock),
         settings=settings(
             max_examples=int(os.environ.get("AWA_MODEL_EXAMPLES", EXAMPLES)),
             stateful_step_count=50,
