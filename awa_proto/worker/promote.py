@@ -40,11 +40,11 @@ _APART: Final = 0.01
 
 
 class Promoter:
-    """Looks for due jobs. is_idle: it has looked since it was last asked to, and nothing was due."""
+    """Looks for due jobs. is_idle: it has looked since it was last asked to, and nothing that is due is left."""
 
     __slots__ = (
-        "_asked", "_backoff", "_context", "_dispatcher", "_finalizer", "_is_open", "_last", "_leads", "_queues", "_sooner",
-        "_takes_over", "_until", "_whole_at", "is_idle",
+        "_asked", "_backoff", "_context", "_dispatcher", "_finalizer", "_is_open", "_last", "_leads", "_looks_again",
+        "_queues", "_sooner", "_takes_over", "_until", "_whole_at", "is_idle",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +60,7 @@ class Promoter:
         self._asked = False
         self._last = -math.inf
         self._sooner = math.inf
+        self._looks_again = False
         self._takes_over = False
         self._until: datetime | None = None
         self._whole_at = -math.inf
@@ -88,6 +89,7 @@ class Promoter:
     def look(self, now: float, *, after_hint: bool = False) -> None:
         """Something may be due: look now; after a mere notification, soon."""
         self.is_idle = False
+        self._looks_again = self._asked
         self._look_at(max(now, self._last + _AFTER_HINT) if after_hint else now, now)
 
     def ask(self, now: float) -> None:
@@ -95,6 +97,7 @@ class Promoter:
         if self._is_open and not self._asked:
             self._asked = True
             self._sooner = math.inf
+            self._looks_again = False
             self._last = now
             since = None if self._until is None else self._until - BEFORE
             if since is not None and since > self._context.clock.at(now):  # the clock of the database was set back
@@ -134,7 +137,7 @@ class Promoter:
         wait = (longest if announced else UNANNOUNCED) * (1 - 0.1 * self._context.random())
         if promoted.due_in is not None:
             wait = min(wait, max(promoted.due_in, 0.0))
-        self.is_idle = promoted.count == 0 and wait > 0 and self._sooner == math.inf
+        self.is_idle = wait > 0 and not self._looks_again and self._sooner > now
         at = now + (wait if promoted.count >= MOST else max(wait, _APART))
         self._context.timers.set(Timer.PROMOTE, min(at, max(self._sooner, now)))
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 from awa_proto.errors import DatabaseError, SchemaNotMigrated
 from awa_proto.events import AnyEvent, Completed
 from awa_proto.job import Attempt, JobState
-from awa_proto.outcome import Raised, Returned
+from awa_proto.outcome import Raised, RetryAfter, Returned
 from awa_proto.plan import Op
 from awa_proto.store import Claimed, Demand, Ended, Promoted, Registration, Ring, Verdict, Verdicts
 from awa_proto.store.memory import MemoryStore
@@ -506,6 +506,48 @@ def test_a_claim_that_was_under_way_at_the_question_does_not_answer_it() -> None
     assert of(Drained, bench.said) == []
     bench.claimed()
     assert of(Drained, bench.said) == [Drained("?")]
+
+
+def _claims_nothing_more(bench: Bench) -> None:
+    while bench.ops.keys() & {"claim", "replan"}:
+        if "claim" in bench.ops:
+            bench.claimed()
+        else:
+            bench.done("replan")
+
+
+def test_a_question_is_answered_when_what_was_due_has_run_and_not_at_the_next_look_for_due_jobs() -> None:
+    bench = Bench().running()
+    bench.claimed()
+    bench.hear(DrainAsked("?"))
+    bench.done("survey", (Ring(1), {}))
+    bench.wait(0.2)
+    bench.done("promote", Promoted(1, frozenset({"q"}), None, NOON))
+    while not bench.claimed(attempt()):
+        pass
+    _claims_nothing_more(bench)
+    assert of(Drained, bench.said) == [], "it runs"
+    bench.hear(JobEnded(attempt(), Returned(None)))
+    bench.done("finalize", [Verdict.ACCEPTED])
+    _claims_nothing_more(bench)
+    assert of(Drained, bench.said) == [Drained("?")]
+
+
+@pytest.mark.parametrize(("again", "holds_up"), [(Raised(ValueError()), False), (RetryAfter(0), True)])
+def test_a_retry_that_was_written_during_a_look_for_due_jobs_holds_up_no_answer_unless_it_is_due(
+    again: Any, holds_up: bool
+) -> None:
+    bench = Bench().running()
+    bench.claimed(attempt())
+    bench.hear(DrainAsked("?"))
+    bench.done("survey", (Ring(1), {}))
+    bench.wait(0.2)
+    ended = again if isinstance(again, Raised) else Returned(again)
+    bench.hear(JobEnded(attempt(), ended))
+    bench.done("finalize", [Verdict.ACCEPTED])
+    bench.done("promote", Promoted(0))
+    _claims_nothing_more(bench)
+    assert of(Drained, bench.said) == ([] if holds_up else [Drained("?")])
 
 
 def test_what_canonical_storage_holds_is_looked_for_before_the_question_is_answered() -> None:
