@@ -21,20 +21,23 @@ class Looks:
         self._poll = poll
         self._sent = 0
         self._failures = 0
+        self._op: int | None = None
         self._first: float | None = None
         self._held_until = -math.inf
         self.expected = 0
 
-    def sent(self, clock: float) -> None:
-        """One more."""
+    def sent(self, op: int, clock: float) -> None:
+        """One more, by the number of the Op."""
         check(clock >= self._held_until, "what handlers wait for is asked again at once though that failed")
         self._sent += 1
+        self._op = op
         self._first = clock if self._first is None else self._first
 
-    def failed(self, clock: float) -> None:
-        """One failed."""
-        self._failures += 1
-        self._held_until = clock + 0.01
+    def failed(self, op: int, clock: float) -> None:
+        """An Op failed, as the machine is told now; that may be one."""
+        if op == self._op:
+            self._failures += 1
+            self._held_until = clock + 0.01
 
     def check(self, clock: float) -> None:
         """In all of its life, until now."""

@@ -209,6 +209,8 @@ class Process:
                     self._at_work[event.attempt.queue] -= 1
             elif isinstance(event, OpDone) and event.id in self._claims:
                 self._world.accounts.told(self._claims.pop(event.id))
+            elif isinstance(event, OpFailed):
+                self.looks.failed(event.id, self.clock)
         self.machine.handle(events, self.clock)
         self._perform()
 
@@ -328,7 +330,7 @@ class Process:
         check(not (name == "claim" and self.stop_seen), "a claim after the stop")
         self._lanes.add(run.lane)
         if name in LOOKS:
-            self.looks.sent(self.clock)
+            self.looks.sent(run.id, self.clock)
         if run.lane is Lane.CLAIM:
             self._is_claiming = name in {"claim", "unknown"}
         ended, flush = self.store.flush_of(run.op)
@@ -406,8 +408,6 @@ class Process:
     def _failed(self, run: RunOp, error: DatabaseError) -> None:
         if self.is_alive:
             self._answered(run.lane)
-            if run.op.name in LOOKS:
-                self.looks.failed(self.clock)
             if run.lane is Lane.LISTEN:
                 self._is_half_open = False
                 self.store.disconnect()

@@ -2,8 +2,8 @@
 
 A duty is an Op that is run now and then while this worker leads. All are right when two leaders run them at once, and when
 one is cut off anywhere. They share a connection, so one runs at a time, and none of them holds up a claim, a flush or a
-promotion. One that fails waits longer each time, up to a minute; the others go on. Those that failed since the server was away
-are tried as soon as one of them succeeds.
+promotion. One that fails waits longer each time, up to twice as long as it waits anyhow, and to a minute; the others go on.
+Those that failed since the server was away are tried as soon as one of them succeeds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from awa_proto.worker.timers import Timer
 
 FIRST_WAIT: Final = 1.0
 MOST_WAIT: Final = 60.0
-"""Seconds until a duty that failed is tried again: from the one to the other, doubling."""
+"""Seconds until a duty that failed is tried again: from the one to the other, doubling; one that is frequent, sooner."""
 
 
 class Duty(NamedTuple):
@@ -44,7 +44,7 @@ class _Turn:
 
     def __init__(self, duty: Duty, random: Callable[[], float]) -> None:
         self.duty = duty
-        self.backoff = Backoff(FIRST_WAIT, MOST_WAIT, random)
+        self.backoff = Backoff(FIRST_WAIT, min(MOST_WAIT, max(2 * duty.every, FIRST_WAIT)), random)
         self.at = math.inf
         self.is_running = False
         self.runs = 0

@@ -11,7 +11,8 @@ from awa_proto.store.upkeep import Leadership, Probe, Pruned, Rotation
 from awa_proto.testing.process import Process
 from awa_proto.testing.simulator import Simulation
 from awa_proto.worker.config import QueueConfig, WorkerConfig
-from awa_proto.worker.duties import BATCH, ROTATE_EVERY
+from awa_proto.worker.cron import LOOK_EVERY
+from awa_proto.worker.duties import BATCH, PROBE_EVERY, ROTATE_EVERY
 from awa_proto.worker.events import Emit, Lane, RunOp
 from awa_proto.worker.leader import LEASE, RENEW_EVERY, SPREAD
 from tests.core.test_machine import NOON, Bench, of
@@ -112,11 +113,26 @@ def test_a_duty_that_fails_waits_longer_each_time_and_does_not_hold_up_the_other
     probes = world.statements("probe")
     gaps = [later - earlier for earlier, later in itertools.pairwise(probes)]
     assert gaps[0] < 2.5
-    assert gaps[-1] > 40
+    assert gaps[-1] > 0.7 * 2 * PROBE_EVERY
+    assert max(gaps) < 2 * PROBE_EVERY + 1
     assert all(later >= 0.7 * earlier for earlier, later in itertools.pairwise(gaps))
     assert len(world.statements("rotate")) >= 300 // ROTATE_EVERY - 1
     assert worker.machine.health(world.now, world.now).upkeep.failing == ("probe",)
     assert 1 <= world.told["upkeep failed: probe"] <= 300 / 10
+
+
+def test_cron_that_was_refused_for_long_goes_on_within_seconds() -> None:
+    """Not within a minute: the wait after a failure is not much longer than between two looks."""
+    world = Simulation(5)
+    refused = [True]
+    world.interfere = lambda _number, run: (
+        DatabaseError("no", "XX000") if refused[0] and run.op.name == "list_cron" else None
+    )
+    process(world)
+    world.run(300.0)
+    refused[0] = False
+    world.run(300.0 + 2 * LOOK_EVERY + 1)
+    assert any(at > 300.0 for at in world.statements("list_cron"))
 
 
 def test_duties_that_failed_while_the_server_was_away_are_tried_when_one_of_them_succeeds() -> None:
