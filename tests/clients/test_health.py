@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -13,12 +14,20 @@ import awa_proto as awa
 from awa_proto.health import QueueHealth
 from awa_proto.schema import latest
 from awa_proto.worker.lifecycle import Phase
+from awa_queue_pytest import NewDatabase
 from awa_sync.cli.health import as_object
 from tests.fleet.members import FLAVOURS, Gate, Member
 from tests.fleet.server import until
 from tests.test_cli import awa as command
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
+
+
+@pytest.fixture
+def database(awa_new_database: NewDatabase) -> Iterator[str]:
+    """One without the schema, which is news of health."""
+    with awa_new_database(empty=True) as dsn:
+        yield dsn
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
