@@ -24,8 +24,9 @@ from typing import Any, Final, Protocol, TypedDict
 
 from awa_proto.callbacks.signature import HEADER, REPLAY_WINDOW, Secret, Signatures
 from awa_proto.error_text import describe
-from awa_proto.errors import AwaError, CallbackNotFound, OutputError, UniqueConflict, ValidationError
+from awa_proto.errors import AwaError, CallbackNotFound, OutputError, ValidationError
 from awa_proto.extra import compact
+from awa_proto.job import JobState
 from awa_proto.options import positive_seconds, text, whole
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op
@@ -107,6 +108,8 @@ class Call:
     def succeeded(self, result: Any) -> Answer:
         """The answer to its result."""
         job = result.job if self.action == "resolve" else result
+        if job.state is JobState.CANCELLED:  # nothing that is asked for here ends so, but for the sake of a newer job
+            return refusal(409, "another job has taken the place of this one, which is cancelled")
         body = {"id": job.id, "state": str(job.state)}
         if self.action == "resolve":
             body["outcome"] = result.outcome
@@ -119,8 +122,6 @@ class Call:
         match error:
             case CallbackNotFound():
                 return refusal(404, "no job waits for this callback")
-            case UniqueConflict():
-                return refusal(409, "another job has taken the place of this one")
             case OutputError():
                 return refusal(400, str(error))
             case ValidationError(field=field) if field in _SENT:

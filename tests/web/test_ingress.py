@@ -6,6 +6,8 @@ import asyncio
 import inspect
 import json
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,11 +25,11 @@ from awa_proto.errors import (
     DatabaseError,
     OutputError,
     SchemaNotMigrated,
-    UniqueConflict,
     ValidationError,
 )
 from awa_proto.job import JobState
 from awa_sync.web import callbacks_app as wsgi_app
+from tests.test_cli import ROOT
 from tests.web.requests import (
     ID,
     NOW,
@@ -280,7 +282,6 @@ def test_nothing_but_the_signature_itself_is_right(value: str, other: str, body:
 SECRETIVE = "host=db.internal password=hunter2"
 ENDS = [
     (CallbackNotFound(ID), 404, "no job waits for this callback"),
-    (UniqueConflict(9), 409, "another job has taken the place of this one"),
     (OutputError.TooLarge("the output has 5000 bytes of JSON; 4096 are allowed"), 400, "the output has 5000 bytes"),
     (ValidationError("payload", "has 70000 bytes"), 400, "payload: has 70000 bytes"),
     (ValidationError("filter", SECRETIVE), 503, "send it again later"),
@@ -309,6 +310,19 @@ def test_a_failure_says_what_its_sender_can_do_and_nothing_of_what_is_behind(
 def test_what_stops_the_process_is_no_answer(take: Take) -> None:
     with pytest.raises(KeyboardInterrupt):
         take(Calls(KeyboardInterrupt()), Request())
+
+
+def test_a_job_that_was_displaced_instead_of_going_on_is_a_conflict(take: Take) -> None:
+    got = take(Calls(Job(7, JobState.CANCELLED)), Request(action="resume"))
+    assert (got.status, list(got.said)) == (409, ["error"])
+    assert "another job has taken the place of this one" in got.said["error"]
+
+
+def test_each_status_that_is_answered_is_one_of_the_docs() -> None:
+    sources = [ingress.__file__, sys.modules[asgi_app.__module__].__file__, sys.modules[wsgi_app.__module__].__file__]
+    answered = {found for path in sources for found in re.findall(r"refusal\((\d{3})", Path(path or "").read_text())}
+    table = re.findall(r"^\| (\d{3}) \|", (ROOT / "docs" / "ingress.md").read_text(), re.MULTILINE)
+    assert sorted(answered) == table
 
 
 # whatever comes

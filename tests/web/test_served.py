@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import sys
 import time
@@ -68,6 +69,23 @@ def test_each_action_does_to_a_waiting_job_what_it_says_and_once(
 
         job, id = parked(client)
         assert take(request(id, "resume", {"payload": [1]})).said == {"id": job, "state": "available"}
+
+
+@pytest.mark.parametrize("engine", ["queue", "canonical"])
+@pytest.mark.parametrize("application", [asgi, wsgi])
+def test_who_resumes_a_job_that_a_newer_one_has_displaced_is_told_of_the_conflict_and_nothing_else(
+    database: str, application: Any, engine: Literal["queue", "canonical"]
+) -> None:
+    with awa_sync.Client(database, engine=engine) as client, application(database, engine) as take:
+        client.migrate()
+        job, id = parked(client, unique_opts={})
+        newer = client.insert({"order": 1}, kind="pay", queue="q", unique_opts={})
+        got = take(request(id, "resume", {"payload": "go"}))
+        assert (got.status, list(got.said)) == (409, ["error"])
+        assert not {str(newer.id), str(job), "pay"} & set(re.findall(r"\w+", got.said["error"]))
+        assert row(client, job).state is JobState.CANCELLED
+        assert row(client, newer.id).state is JobState.AVAILABLE
+        assert take(request(id, "resume", {"payload": "go"})).status == 404
 
 
 @pytest.mark.parametrize("application", [asgi, wsgi])
