@@ -33,7 +33,7 @@ from awa_proto.extra import compact
 from awa_proto.followup import FollowUp, FollowUps
 from awa_proto.intake import Intake
 from awa_proto.job import JobRow, JobState
-from awa_proto.options import text, whole
+from awa_proto.options import whole
 from awa_proto.outcome import DeadLetter, Ending, Outcome, Seconds, Transition, rfc3339, seconds
 from awa_proto.plan import Op, Plan
 from awa_proto.store import Callback, Called, Ended, NewJob, Store, Verdict, Waits
@@ -136,7 +136,7 @@ class CallbackOperations(Generic[C]):
 
         Args:
             id: The callback's.
-            error: The text of its error entry.
+            error: The text of its error entry: at most 8 KiB of it are kept, and what a database cannot hold is replaced.
             run_lease: Only if it is this attempt that waits.
             using: As `complete_external`.
 
@@ -145,7 +145,9 @@ class CallbackOperations(Generic[C]):
             ValidationError: The error is no text.
             FollowUpError: A follow-up function failed. Nothing is changed, so it can be tried again.
         """
-        said = clean(text("error", error))
+        if not isinstance(error, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValidationError("error", f"text is needed, not {type(error).__name__}")
+        said = clean(error)
         wanted = _Wanted(id, run_lease, (*_ENDS, Waits.PARKED))
         return self._ending("fail_external", wanted, lambda callback: self._failed(callback, said), using)
 

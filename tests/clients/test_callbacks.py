@@ -160,6 +160,21 @@ def test_failing_and_retrying_from_outside_tell_hooks_and_follow_ups(run: Callab
     run(scenario, dead_letters=True)
 
 
+def test_what_a_database_cannot_hold_of_an_error_from_outside_is_replaced(run: Callable[..., None]) -> None:
+    async def scenario(app: App) -> None:
+        ids: list[str] = []
+        parks(app, ids=ids)
+        (job,) = await app.run(Pay(1))
+        with pytest.raises(awa.ValidationError, match="error: text is needed, not bytes"):
+            await app.client.fail_external(ids[0], b"no")
+        await app.client.fail_external(ids[0], "they said: \0\ud800" + "é" * 5000)
+        (entry,) = (await app.client.get_job(job.id)).errors
+        assert entry["error"].startswith("they said: \N{REPLACEMENT CHARACTER}?é")
+        assert len(entry["error"].encode()) <= 8192
+
+    run(scenario)
+
+
 def test_a_parked_job_that_is_resumed_runs_again_and_knows_what_came(run: Callable[..., None]) -> None:
     async def scenario(app: App) -> None:
         ids: list[str] = []

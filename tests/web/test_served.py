@@ -63,9 +63,9 @@ def test_each_action_does_to_a_waiting_job_what_it_says_and_once(
         assert row(client, job).state is JobState.COMPLETED
 
         job, id = parked(client)
-        assert take(request(id, "fail", {"error": "declined\0"})).status == 400
-        assert take(request(id, "fail", {"error": "declined"})).said == {"id": job, "state": "failed"}
-        assert row(client, job).errors[-1]["error"] == "declined"
+        assert take(request(id, "fail", {"error": 5})).said == {"error": "error: text is needed, not int"}
+        assert take(request(id, "fail", {"error": "declined\0\ud800"})).said == {"id": job, "state": "failed"}
+        assert row(client, job).errors[-1]["error"] == "declined\N{REPLACEMENT CHARACTER}?"
 
         job, id = parked(client)
         assert take(request(id, "resume", {"payload": [1]})).said == {"id": job, "state": "available"}
