@@ -15,8 +15,7 @@ from typing_extensions import Unpack, override
 from awa_proto import extra
 from awa_proto.args import JobArgs
 from awa_proto.callbacks.expressions import compile_expressions
-from awa_proto.callbacks.operations import callback_id
-from awa_proto.callbacks.token import CallbackToken
+from awa_proto.callbacks.token import CallbackToken, callback_id
 from awa_proto.error_text import describe
 from awa_proto.errors import (
     AttemptEnded,

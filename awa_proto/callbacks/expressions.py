@@ -88,7 +88,7 @@ def resolve(expressions: str | None, payload: Any, default_action: Action) -> De
 def checked_action(value: object) -> Action:
     """What is to be done where no expression decides. Raises ValidationError."""
     for action in _ACTIONS:
-        if value == action:
+        if isinstance(value, str) and value == action:
             return action
     shown = repr(value)[:40] if isinstance(value, str) else f"a value of type {type(value).__name__}"
     raise ValidationError("default_action", f"{shown} is none of {', '.join(_ACTIONS)}")

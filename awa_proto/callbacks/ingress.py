@@ -27,7 +27,7 @@ from awa_proto.error_text import describe
 from awa_proto.errors import AwaError, CallbackNotFound, OutputError, ValidationError
 from awa_proto.extra import compact
 from awa_proto.job import JobState
-from awa_proto.options import positive_seconds, text, whole
+from awa_proto.options import flag, positive_seconds, text, whole
 from awa_proto.outcome import Seconds
 from awa_proto.plan import Op
 
@@ -138,9 +138,9 @@ class IngressSettings(TypedDict, total=False):
     """The keywords of `Ingress` and of everything that makes one. A missing one means the default.
 
     allow_unsigned: let everything in: only where something in front sees to it who sends; False. replay_window: seconds (or a
-    timedelta) that a signature is good for, before and after the time that it names; 300. prefix: what paths begin with, ""
-    where the application is mounted at that place; "/api/callbacks". max_body: most bytes of a body, 1 KiB to 1 GiB; 1 MiB.
-    body_timeout: seconds (or a timedelta) after which it has to be there; 10.
+    timedelta) that a signature is good for, before and after the time that it names, at least 1; 300. prefix: what paths begin
+    with, as they are when percent-decoded, "" where the application is mounted at that place; "/api/callbacks". max_body: most
+    bytes of a body, 1 KiB to 1 GiB; 1 MiB. body_timeout: seconds (or a timedelta) after which it has to be there; 10.
     """
 
     allow_unsigned: bool
@@ -176,7 +176,8 @@ class Ingress:
         body_timeout: Seconds = BODY_TIMEOUT,
     ) -> None:
         self._calls = calls
-        self._signatures = Signatures(secrets, window=replay_window, allow_unsigned=allow_unsigned)
+        unsigned = flag("allow_unsigned", allow_unsigned)
+        self._signatures = Signatures(secrets, window=replay_window, allow_unsigned=unsigned)
         self._route = re.compile(re.escape(_checked_prefix(prefix)) + f"/{_ID}/([a-z]+)")
         self._max_body = whole("max_body", max_body, 1024, 2**30)
         self._body_timeout = positive_seconds("body_timeout", body_timeout)

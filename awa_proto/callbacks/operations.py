@@ -19,13 +19,12 @@ import json
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar
-from uuid import UUID
+from typing import Any, Final, Generic, Literal, NoReturn, TypeVar
 
 from awa_proto import output as outputs
 from awa_proto.args import kind_of, to_object
 from awa_proto.callbacks.expressions import Action, checked_action, resolve
-from awa_proto.callbacks.token import CallbackToken
+from awa_proto.callbacks.token import CallbackId, callback_id
 from awa_proto.error_text import clean
 from awa_proto.errors import CallbackNotFound, DatabaseError, SerializationError, ValidationError
 from awa_proto.events import AnyEvent
@@ -47,8 +46,6 @@ _log = logging.getLogger("awa")
 C = TypeVar("C")
 T = TypeVar("T")
 
-CallbackId: TypeAlias = str | UUID | CallbackToken
-"""The id of a callback, as the outside world knows it."""
 TIMEOUT: Final = 3600.0
 """Seconds a callback is waited for, where nothing else is said."""
 _MOST_ASKS: Final = 10
@@ -441,20 +438,6 @@ class _Wanted:
         self.id = callback_id(id)
         self.run_lease = None if run_lease is None else whole("run_lease", run_lease, 0, 2**63 - 1)
         self.waits = waits
-
-
-def callback_id(id: object) -> str:
-    """The text of an id. Raises CallbackNotFound for a text that is none, ValidationError for what is no text."""
-    if isinstance(id, CallbackToken):
-        id = id.id
-    if isinstance(id, UUID):
-        return str(id)
-    if not isinstance(id, str):
-        raise ValidationError("id", f"the id of a callback is needed, not {type(id).__name__}")
-    try:
-        return str(UUID(id))
-    except ValueError:
-        raise CallbackNotFound(id[:40]) from None
 
 
 MAX_PAYLOAD: Final = 1024 * 1024

@@ -13,12 +13,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Sequence
-from typing import Final, TypeAlias
-from uuid import UUID
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
+from awa_proto.callbacks.token import CallbackId, callback_id
 from awa_proto.errors import ConfigurationError, ValidationError
-from awa_proto.options import whole
+from awa_proto.options import text, whole
 from awa_proto.outcome import Seconds, seconds
 
 HEADER: Final = "Awa-Signature"
@@ -32,27 +32,38 @@ Secret: TypeAlias = str | bytes
 _FORM: Final = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})")
 
 
-def sign(secret: Secret, id: str | UUID, action: str, body: bytes, timestamp: int) -> str:
+def sign(secret: Secret, id: CallbackId, action: str, body: bytes, timestamp: int) -> str:
     """The value of the header `Awa-Signature` for a request of exactly this body.
 
     secret: as the receiver has it. id: of the callback. action: the last part of the path, such as "complete". timestamp: the
     time of sending, in whole seconds since 1970 (UTC).
+
+    Raises:
+        CallbackNotFound: The id is a text that none can be.
+        ValidationError: Naming what else cannot be signed.
     """
     at = whole("timestamp", timestamp, 0, 10**12 - 1)
-    return f"t={at},v1={_digest(_key('secret', secret), str(id), action, body, str(at))}"
+    key, named, part = _key("secret", secret), callback_id(id), text("action", action)
+    if not isinstance(body, (bytes, bytearray)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValidationError("body", f"bytes are needed, as they are sent, not {type(body).__name__}")
+    return f"t={at},v1={_digest(key, named, part, body, str(at))}"
 
 
 class Signatures:
     """What tells a good signature from a bad one.
 
-    secrets: one of them has to be right; there are several while one takes the place of another. window: see REPLAY_WINDOW.
-    allow_unsigned: there are no secrets, and everything is let in. Raises ValidationError and ConfigurationError.
+    secrets: one of them has to be right; there are several while one takes the place of another. window: see REPLAY_WINDOW;
+    at least 1, since whole seconds are signed. allow_unsigned: there are no secrets, and everything is let in.
+
+    Raises ValidationError and ConfigurationError.
     """
 
     def __init__(self, secrets: Secret | Sequence[Secret], *, window: Seconds, allow_unsigned: bool) -> None:
-        given = [secrets] if isinstance(secrets, (str, bytes)) else list(secrets)
+        given = [secrets] if isinstance(secrets, (str, bytes)) else _several(secrets)
         self._keys = [_key(f"secrets[{index}]", secret) for index, secret in enumerate(given)]
         self._window = seconds("replay_window", window)
+        if self._window < 1:
+            raise ValidationError("replay_window", f"{self._window:g} seconds are below 1: whole seconds are signed")
         if not self._keys and not allow_unsigned:
             raise ConfigurationError(
                 "callbacks have no secret, so that anybody could send them: give secrets, or allow_unsigned where something "
@@ -83,16 +94,25 @@ class Signatures:
         return any(right) and abs(now - int(at)) <= self._window
 
 
+def _several(secrets: object) -> list[Any]:
+    if isinstance(secrets, Mapping) or not isinstance(secrets, Iterable):
+        raise ValidationError("secrets", f"text, bytes, or a list of these are needed, not {type(secrets).__name__}")
+    return list(secrets)
+
+
 def _key(field: str, secret: object) -> bytes:
     if not isinstance(secret, (str, bytes)):
         raise ValidationError(field, f"text or bytes are needed, not {type(secret).__name__}")
-    key = secret.encode() if isinstance(secret, str) else secret
+    try:
+        key = secret.encode() if isinstance(secret, str) else secret
+    except UnicodeEncodeError:
+        raise ValidationError(field, "contains a lone surrogate, which UTF-8 cannot hold") from None
     if len(key) < MIN_SECRET_BYTES:
         raise ValidationError(field, f"has {len(key)} bytes; at least {MIN_SECRET_BYTES} are needed")
     return key
 
 
-def _digest(key: bytes, id: str, action: str, body: bytes, at: str) -> str:
+def _digest(key: bytes, id: str, action: str, body: bytes | bytearray, at: str) -> str:
     return hmac.new(
         key, b"\n".join((b"awa1", at.encode(), id.encode(), action.encode(), body)), hashlib.sha256
     ).hexdigest()

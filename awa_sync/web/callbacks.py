@@ -76,7 +76,8 @@ def _head(environ: Mapping[str, Any]) -> Head:
     for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
         if environ.get(name):
             headers[name.replace("_", "-").lower()] = str(environ[name])
-    return Head(environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), headers)
+    path = environ.get("PATH_INFO", "").encode("latin-1", "replace").decode(errors="replace")  # bytes as text: PEP 3333
+    return Head(environ["REQUEST_METHOD"], path, headers)
 
 
 def _body(reading: Reading, environ: Mapping[str, Any]) -> bytes | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 import trio
@@ -17,6 +18,7 @@ import awa_asyncio
 import awa_proto as awa
 import awa_sync
 import awa_trio
+from awa_proto.callbacks.operations import CallbackOperations
 from awa_proto.operations import Operations
 from awa_proto.plan import Op
 from awa_proto.registry import Registry
@@ -94,6 +96,28 @@ def test_every_keyword_of_a_call_takes_or_names_it(calls: Operations[Any], call:
             options: Any = {keyword: value}
             request = one_or_many(call, awa.EnqueueRequest(SendEmail("a"), options))
             attempt(lambda: run(operation(*request)), keyword, "jobs[0]")  # noqa: B023
+
+
+EXTERNAL = [
+    (call, parameter)
+    for call in ("complete_external", "fail_external", "retry_external", "resume_external", "heartbeat_callback",
+                 "resolve_callback")
+    for parameter in inspect.signature(vars(CallbackOperations)[call]).parameters
+    if parameter not in {"self", "using"}
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "parameter"), EXTERNAL)
+def test_every_argument_of_a_call_from_outside_is_taken_or_named(
+    calls: Operations[Any], call: str, parameter: str
+) -> None:
+    operation: Callable[..., Op[Any]] = getattr(calls, call)
+    for value in VALUES:
+        given: dict[str, Any] = {"id": UUID(int=4), "error": "no", parameter: value}
+        id, error = given.pop("id"), given.pop("error")
+        first = (id, error) if call == "fail_external" else (id,)
+        with contextlib.suppress(awa.CallbackNotFound, awa.OutputError):
+            attempt(lambda: run(operation(*first, **given)), parameter)  # noqa: B023
 
 
 @pytest.mark.parametrize("call", ENQUEUES)

@@ -188,7 +188,8 @@ def through_wsgi(app: Any, request: Request, environ: Mapping[str, Any] | None =
         ("" if name.startswith("content-") else "HTTP_") + name.replace("-", "_").upper(): value
         for name, value in joined(request.sent_headers()).items()
     }
-    about = {"REQUEST_METHOD": request.method, "PATH_INFO": request.sent_to, "wsgi.input": stream}
+    path = request.sent_to.encode().decode("latin-1")
+    about = {"REQUEST_METHOD": request.method, "PATH_INFO": path, "wsgi.input": stream}
     answered: list[Any] = []
     terminated = {"wsgi.input_terminated": True} if request.chunked else {}
     body = b"".join(app({**found, **about, **terminated, **(environ or {})}, lambda *said: answered.extend(said)))

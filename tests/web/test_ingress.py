@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from awa_asyncio.web import callbacks_app as asgi_app
 from awa_proto.callbacks import ingress
 from awa_proto.callbacks.ingress import Ingress
 from awa_proto.callbacks.signature import Signatures, sign
+from awa_proto.callbacks.token import CallbackToken
 from awa_proto.errors import (
     AwaError,
     CallbackNotFound,
@@ -251,6 +253,20 @@ def test_a_signature_is_what_the_docs_say_it_is_over() -> None:
     assert sign(SECRET, ID, "fail", b'{"error": "x"}', NOW) == f"t=1800000000,v1={digest}"
 
 
+def test_a_token_is_signed_as_its_id_and_what_cannot_be_sent_is_not_signed() -> None:
+    right = sign(SECRET, ID, "complete", b"", NOW)
+    assert (
+        sign(SECRET, CallbackToken(ID), "complete", b"", NOW) == sign(SECRET, UUID(ID), "complete", b"", NOW) == right
+    )
+    good: dict[str, Any] = {"secret": SECRET, "id": ID, "action": "complete", "body": b"", "timestamp": NOW}
+    for field, value in (("secret", None), ("id", 5), ("action", None), ("body", "{}"), ("timestamp", NOW + 0.5)):
+        with pytest.raises(ValidationError) as refused:
+            sign(**{**good, field: value})
+        assert refused.value.field == field
+    with pytest.raises(CallbackNotFound):
+        sign(**{**good, "id": "17"})
+
+
 def test_every_secret_is_tried_and_compared_whole_whichever_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long a check takes must not tell how much of a signature was right, nor which secret."""
     compared: list[tuple[str, str]] = []
@@ -365,17 +381,27 @@ def test_a_prefix_that_no_path_has_is_refused(prefix: str) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("max_body", 10), ("body_timeout", 0), ("replay_window", -1), ("replay_window", float("nan"))],
-)
-def test_settings_have_limits(setting: str, value: Any) -> None:
-    with pytest.raises(ValidationError, match=setting):
-        Ingress(Calls(), SECRET, **{setting: value})
+    [
+        ("max_body", 10), ("body_timeout", 0), ("replay_window", -1), ("replay_window", float("nan")), ("replay_window", 0),
+        ("replay_window", 0.999), ("allow_unsigned", 1), ("allow_unsigned", None), ("prefix", None), ("secrets", None),
+        ("secrets", 5), ("secrets", {SECRET: 1}), ("secrets", ["\ud800" * 16]),
+    ],
+)  # fmt: skip
+def test_settings_have_limits_and_are_named(take: Take, setting: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as refused:
+        take(Calls(), Request(), **{setting: value})
+    assert refused.value.field.startswith(setting)
 
 
 def test_a_prefix_is_no_pattern(take: Take) -> None:
     assert take(Calls(), Request(path=f"/a.b/{ID}/complete"), prefix="/a.b").status == 200
     assert take(Calls(), Request(path=f"/axb/{ID}/complete"), prefix="/a.b").status == 404
     assert take(Calls(), Request(path=f"/{ID}/complete"), prefix="").status == 200
+
+
+def test_a_prefix_of_any_letters_is_the_same_for_every_server(take: Take) -> None:
+    assert take(Calls(), Request(path=f"/größe/Ελλάς/{ID}/complete"), prefix="/größe/Ελλάς").status == 200
+    assert take(Calls(), Request(path=f"/grösse/Ελλάς/{ID}/complete"), prefix="/größe/Ελλάς").status == 404
 
 
 def test_the_applications_take_the_settings_of_the_ingress_and_no_others() -> None:
