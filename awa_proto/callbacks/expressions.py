@@ -67,10 +67,9 @@ def resolve(expressions: str | None, payload: Any, default_action: Action) -> De
     """What a payload means. expressions: as `compile_expressions` gave them. payload: a JSON value.
 
     Raises:
-        ValidationError: Another default action, or a payload beyond the limits of what expressions are evaluated over.
+        ValidationError: A payload beyond the limits of what expressions are evaluated over.
         ConfigurationError: There are expressions, and the library is not installed.
     """
-    checked_action(default_action)
     if expressions is None:
         return _by_default(default_action, payload)
     texts: dict[str, str] = json.loads(expressions)

@@ -29,6 +29,7 @@ from awa_proto.error_text import clean
 from awa_proto.errors import CallbackNotFound, DatabaseError, SerializationError, ValidationError
 from awa_proto.events import AnyEvent
 from awa_proto.extra import compact
+from awa_proto.flush import flush_number
 from awa_proto.followup import FollowUp, FollowUps
 from awa_proto.intake import Intake
 from awa_proto.job import JobRow, JobState
@@ -304,7 +305,7 @@ class CallbackOperations(Generic[C]):
 
     def _written(self, ended: Ended) -> Plan[JobRow | None]:
         """The job afterwards; None when it was not written, since the callback is not as it was."""
-        verdict = yield from self._store.end_called(ended, self._flush())
+        verdict = yield from self._store.end_called(ended, flush_number(self._random))
         if verdict is Verdict.DUPLICATE:
             return _duplicate(ended)
         return _after(ended) if verdict is Verdict.ACCEPTED else None
@@ -342,7 +343,7 @@ class CallbackOperations(Generic[C]):
         output = ended.output
         if output is not None and not (self._store.keeps_outputs and ended.attempt.segment != -1):
             ended = ended._replace(output=None)
-        verdict = yield from self._store.end_called(ended, self._flush())
+        verdict = yield from self._store.end_called(ended, flush_number(self._random))
         if verdict is Verdict.DUPLICATE:
             return _duplicate(ended)
         if verdict is not Verdict.ACCEPTED:
@@ -424,9 +425,6 @@ class CallbackOperations(Generic[C]):
         if known is None:
             raise ValidationError("output_for", "a class of args, or a task that is registered here, is needed")
         return known.kind, known.output_type
-
-    def _flush(self) -> int:
-        return int(self._random() * 2**31) << 31 | int(self._random() * 2**31)
 
 
 class _Wanted:

@@ -262,13 +262,11 @@ class Progress(NamedTuple):
 
 
 class Stranded(NamedTuple):
-    """An attempt that its worker will not end, with the progress it recorded in its `extra`.
-
-    recorded: that progress has a row of its own, which is to go with the attempt's end. at: when it was found, database time.
+    """An attempt that its worker will not end, with the progress it recorded in its `extra`. at: when it was found, database
+    time.
     """
 
     attempt: Attempt
-    recorded: bool
     at: datetime
 
 

@@ -542,8 +542,7 @@ class MemoryStore:
         found = sorted((*job.claim, job.id) for job in self._tables.jobs.values() if job.claim and matches(job, now))
         page = [place for place in found if after is None or place > after][:limit]
         jobs = [self._tables.jobs[id] for _, _, id in page]
-        stranded = [Stranded(_attempt(job), job.recorded is not None or job.callback is not None, now) for job in jobs]
-        return StrandedPage(stranded, page[-1] if len(page) >= limit else None)
+        return StrandedPage([Stranded(_attempt(job), now) for job in jobs], page[-1] if len(page) >= limit else None)
 
     def unknown(self, instance: int, known: Sequence[int], since: int) -> Op[list[Attempt]]:
         """Running attempts of a worker that it does not know."""
@@ -577,7 +576,7 @@ class MemoryStore:
             for job in late:
                 assert job.callback is not None
                 called = Called(job.callback.id, (job.callback.waits,), due=True)
-                found.append((Stranded(_waiting(job), job.recorded is not None, now), called))
+                found.append((Stranded(_waiting(job), now), called))
             due_in = 0.0 if len(late) >= limit else (rest[0] - now).total_seconds() if rest else None
             return ExpiredPage(found, due_in)
 

@@ -24,6 +24,7 @@ from typing import Final
 
 from awa_proto.error_text import clean
 from awa_proto.errors import DatabaseError, Failure
+from awa_proto.flush import flush_number
 from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import Ending, Outcome, Raised, Returned, Transition, conclude
 from awa_proto.recording import Recording
@@ -166,8 +167,7 @@ class Finalizer:
 
     def _batch(self, ended: Sequence[Ended]) -> Batch:
         random = self._context.random
-        flush = int(random() * 2**31) << 31 | int(random() * 2**31)
-        return Batch(ended, flush, Backoff(_FIRST, _LONGEST, random))
+        return Batch(ended, flush_number(random), Backoff(_FIRST, _LONGEST, random))
 
     def _take_sent(self) -> Batch:
         batch, self._sent = self._sent, None

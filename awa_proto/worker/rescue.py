@@ -26,6 +26,7 @@ from typing import Final
 
 from awa_proto.errors import OF_ONE, DatabaseError
 from awa_proto.events import RescueReason
+from awa_proto.flush import flush_number
 from awa_proto.followup import FollowUp, FollowUpError
 from awa_proto.job import Attempt, JobRow, JobState
 from awa_proto.outcome import Outcome, conclude
@@ -83,7 +84,7 @@ class Rescue:
         self._reason = reason
 
     def _rescued(self, stranded: Stranded, called: Called | None = None) -> Ended:
-        attempt, _, at = stranded
+        attempt, at = stranded
         context = self._context
         transition = conclude(
             attempt, self._reason, at, context.random, dead_letters=context.config.keeps_dead_letters(attempt.queue)
@@ -93,8 +94,7 @@ class Rescue:
 
     def _end(self, ended: Sequence[Ended], tries: int, flush: int | None = None) -> None:
         """Write it. flush: that of an earlier sending, which may have been committed."""
-        random = self._context.random
-        number = int(random() * 2**31) << 31 | int(random() * 2**31) if flush is None else flush
+        number = flush_number(self._context.random) if flush is None else flush
 
         def done(verdicts: Verdicts, now: float) -> None:
             self._written(ended, verdicts, now)

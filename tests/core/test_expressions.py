@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from awa_proto.callbacks import cel
-from awa_proto.callbacks.expressions import Decision, compile_expressions, resolve
+from awa_proto.callbacks.expressions import Decision, checked_action, compile_expressions, resolve
 from awa_proto.errors import ConfigurationError, ValidationError
 
 pytest.importorskip("cel_expr_python")
@@ -85,7 +85,7 @@ def test_where_no_rule_answers_the_caller_says_what_happens_and_nothing_is_trans
 
 def test_another_default_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"default_action: 'retry' is none of"):
-        resolve(None, PAYLOAD, "retry")  # type: ignore[arg-type]
+        checked_action("retry")
 
 
 def test_none_are_stored_as_none_and_some_as_json_text() -> None:

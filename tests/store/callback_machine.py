@@ -227,7 +227,6 @@ class CallbackMachine(Machine):
         callback = self._twins.callbacks[called.callback_id] if id is None else called.callback_id
         return (
             self._twins.told(stranded.attempt, id),
-            stranded.recorded,
             stranded.at,
             callback,
             called.waits,
@@ -237,6 +236,6 @@ class CallbackMachine(Machine):
 
 def _late(stranded: Stranded, called: Called, dead: int) -> Ended:
     """How one ends whose callback did not come."""
-    attempt, recorded, at = stranded
+    attempt, at = stranded
     transition = conclude(attempt, RescueReason.EXPIRED_CALLBACK, at, lambda: 0.5, dead_letters=dead % 2 == 0)
-    return Ended(attempt, transition, flushed=recorded, called=called)
+    return Ended(attempt, transition, flushed=True, called=called)

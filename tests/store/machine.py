@@ -266,8 +266,8 @@ class Machine(RuleBasedStateMachine):
 
         real = {twins.ids[each.attempt.id]: each for each in pages(twins.real, twins.store)}
         model = {each.attempt.id: each for each in pages(twins.model, twins.memory)}
-        assert {id: (twins.told(each.attempt), each.recorded) for id, each in real.items()} == {
-            id: (twins.told(each.attempt, id), each.recorded) for id, each in model.items()
+        assert {id: twins.told(each.attempt) for id, each in real.items()} == {
+            id: twins.told(each.attempt, id) for id, each in model.items()
         }
         unique = {extras.unique_of(each.attempt.extra) or id: id for id, each in model.items()}
         ended = [
@@ -275,7 +275,7 @@ class Machine(RuleBasedStateMachine):
                 Ended(
                     each.attempt,
                     conclude(each.attempt, reason, each.at, lambda: 0.5, dead_letters=id % 2 == 0),
-                    flushed=each.recorded,
+                    flushed=True,
                 )
                 for each in (real[id], model[id])
             )

@@ -14,12 +14,11 @@ from awa_proto.store.queue.rescue import forgetting, stranded
 
 
 def _attempts(n: Names, condition: str) -> str:
-    """SQL: running attempts, as columns of an Attempt, then whether it has recorded, and the time. In the order of ids."""
+    """SQL: running attempts, as columns of an Attempt, then the time. In the order of ids."""
     return f"""
 SELECT {CANONICAL}::smallint, r.run_lease, 0::smallint, r.run_lease, r.id, r.queue, r.priority, r.kind, r.args::text, r.attempt,
        r.max_attempts, r.run_at, r.created_at,
-       CASE WHEN a.progress IS NULL THEN r.extra ELSE {PROGRESSING} END::text, a.progress IS NOT NULL OR b.state IS NOT NULL,
-       clock_timestamp()
+       CASE WHEN a.progress IS NULL THEN r.extra ELSE {PROGRESSING} END::text, clock_timestamp()
 FROM {n.s}.jobs_hot r
 LEFT JOIN LATERAL (
   SELECT a.progress FROM {n.s}.attempts a WHERE a.job_id = r.id AND a.run_lease = r.run_lease ORDER BY a.job_id LIMIT 1) a

@@ -372,7 +372,7 @@ def find_expired(n: Names, limit: int) -> Op[ExpiredPage]:
             yield Statement("rescue.expired.orphans", _orphans_sql(n), (orphans,))
         stranded = [
             (
-                Stranded(callback.attempt, callback.recorded is not None, callback.at),
+                Stranded(callback.attempt, callback.at),
                 Called(callback.id, (callback.waits,), due=True),
             )
             for callback in found

@@ -51,7 +51,7 @@ def _open(n: Names, s: int, claims: str, condition: str = "true") -> str:
     """
     return f"""
   SELECT w.claim_id, j.ord::int - 1 AS i, w.lease, w.claimed_at, w.deadline_at, j.id, coalesce(w.prior[j.ord], 0) AS prior,
-         b.state AS waits, b.waited
+         b.waited
   FROM {claims} w
   CROSS JOIN LATERAL (
     SELECT coalesce(array_agg(x), '{{}}') AS idx
@@ -64,12 +64,11 @@ def _open(n: Names, s: int, claims: str, condition: str = "true") -> str:
 
 
 def _rows(n: Names, s: int, attempts: str) -> str:
-    """SQL: relation `attempts` (columns as of `_open`) as columns of an Attempt, then whether it has recorded, and the time."""
+    """SQL: relation `attempts` (columns as of `_open`) as columns of an Attempt, then the time."""
     return f"""
 SELECT {s}::smallint, w.claim_id, w.i::smallint, w.lease, r.id, r.queue, r.priority, r.kind, r.args::text, r.attempt + 1,
        r.max_attempts, r.run_at, r.created_at,
-       CASE WHEN a.progress IS NULL THEN r.extra ELSE {PROGRESSING} END::text, a.progress IS NOT NULL OR w.waits IS NOT NULL,
-       clock_timestamp()
+       CASE WHEN a.progress IS NULL THEN r.extra ELSE {PROGRESSING} END::text, clock_timestamp()
 FROM {attempts} w{_ready(n, s)}
 LEFT JOIN LATERAL (
   SELECT a.progress FROM {n.s}.attempts a WHERE a.job_id = r.id AND a.run_lease = w.lease ORDER BY a.job_id LIMIT 1) a ON true
@@ -143,7 +142,7 @@ def _finding(
 
 def stranded(row: Row) -> Stranded:
     """A row of such a statement."""
-    return Stranded(Attempt._make(row[:14]), row[14], row[15])
+    return Stranded(Attempt._make(row[:14]), row[14])
 
 
 def find_stale(n: Names, silent: float, limit: int, after: Place | None) -> Op[StrandedPage]:

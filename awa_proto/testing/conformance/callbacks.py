@@ -378,7 +378,7 @@ async def who_waits_too_long_is_found_in_time_and_fails_as_an_attempt(kit: Kit) 
             ((stranded, called),) = page.stranded
             assert page.due_in is None
             assert (stranded.attempt.id, stranded.attempt.attempt) == (attempt.id, 1)
-            ended = Ended(stranded.attempt, late(stranded.attempt), flushed=stranded.recorded, called=called)
+            ended = Ended(stranded.attempt, late(stranded.attempt), flushed=True, called=called)
             await kit.run(outside(kit).heartbeat_callback(id, 3600.0))
             assert await kit.finalize(ended) == [Verdict.STALE], "it was given more time"
             await kit.run(outside(kit).heartbeat_callback(id, 0.0))
@@ -446,13 +446,13 @@ async def a_waiter_whose_worker_died_can_be_completed_and_is_rescued_once_it_was
     (stranded,) = (await kit.run(kit.store.find_stale(0.0, 10))).stranded
     assert stranded.attempt.id == attempt.id
     transition = conclude(stranded.attempt, RescueReason.STALE_HEARTBEAT, now(), lambda: 0.0)
-    assert await kit.finalize(Ended(stranded.attempt, transition, flushed=stranded.recorded)) == [Verdict.ACCEPTED]
+    assert await kit.finalize(Ended(stranded.attempt, transition, flushed=True)) == [Verdict.ACCEPTED]
     assert (await kit.job(attempt.id)).state is JobState.RETRYABLE
     await is_dead(kit, id)
     attempt, id = await waiting(kit)
     await kit.run(outside(kit).heartbeat_callback(id, 0.0))
     ((stranded, called),) = (await kit.run(kit.store.find_expired(10))).stranded
-    ended = Ended(stranded.attempt, late(stranded.attempt), flushed=stranded.recorded, called=called)
+    ended = Ended(stranded.attempt, late(stranded.attempt), flushed=True, called=called)
     assert await kit.finalize(ended) == [Verdict.ACCEPTED]
     assert (await kit.job(attempt.id)).state is JobState.RETRYABLE
 
