@@ -36,6 +36,7 @@ from awa_asyncio.tasks import Tasks
 from awa_asyncio.worker import Worker
 from awa_proto.application import Application, EngineName, known_dsn
 from awa_proto.blocking import BlockingClient
+from awa_proto.dead_letters import DeadLetters
 from awa_proto.driving import otel
 from awa_proto.driving.awaited import bind
 from awa_proto.driving.beating import BlockingLane
@@ -75,8 +76,8 @@ class Client(Tasks):
         tasks: Tasks whose handlers the client's workers run.
         statement_timeout: Seconds (or a timedelta) a statement, a connect, or the wait for a connection may take.
         max_size: Most connections at the same time, those of workers aside; 1 to 10,000.
-        dead_letters: Whether a job that fails on a worker of this client goes to the dead letters (`list_dlq`), unless its
-            queue's QueueConfig says otherwise.
+        dead_letters: Whether a job that fails on a worker of this client, or by `fail_external`, goes to the dead letters
+            (`list_dlq`), unless its queue's QueueConfig says otherwise; or of which queues, `{"mail": True}`.
         retention: How long jobs are kept after they ended, by default `Retention()`.
 
     Raises:
@@ -95,7 +96,7 @@ class Client(Tasks):
         tasks: Iterable[Tasks] = (),
         statement_timeout: Seconds = 30.0,
         max_size: int = 10,
-        dead_letters: bool = False,
+        dead_letters: DeadLetters = False,
         retention: Retention | None = None,
     ) -> None:
         super().__init__()

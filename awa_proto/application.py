@@ -9,13 +9,14 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 from awa_proto import args
 from awa_proto.contact import Calls
+from awa_proto.dead_letters import DeadLetterPolicy, DeadLetters
 from awa_proto.dsn import Dsn, check_given
 from awa_proto.errors import UNDEFINED_TABLE, ConfigurationError, DatabaseError, SchemaNotMigrated, ValidationError
 from awa_proto.followup import FollowUps
 from awa_proto.health import Health, StoreHealth, WorkerHealth, counted, database_health, problems_of_client
 from awa_proto.hooks import HookQueue
 from awa_proto.operations import Operations
-from awa_proto.options import flag, positive_seconds, text, whole
+from awa_proto.options import positive_seconds, text, whole
 from awa_proto.outcome import Seconds, seconds
 from awa_proto.registry import Registry
 from awa_proto.retention import Retention
@@ -77,7 +78,7 @@ class Application:
         readable: Callable[[str], None],
         statement_timeout: Seconds,
         max_size: int,
-        dead_letters: bool,
+        dead_letters: DeadLetters,
         retention: Retention | None,
         random: Callable[[], float],
         now: Callable[[], datetime],
@@ -91,7 +92,7 @@ class Application:
         if self.statement_timeout > MAX_TIMEOUT:
             raise ValidationError("statement_timeout", f"{self.statement_timeout:g} is above {MAX_TIMEOUT:g} seconds")
         self.max_size = whole("max_size", max_size, 1, MAX_SIZE)
-        self.dead_letters = flag("dead_letters", dead_letters)
+        self.dead_letters = DeadLetterPolicy(dead_letters)
         self.retention = _retention(retention)
         for other in _registries(tasks):
             registry.include(other)
@@ -127,7 +128,7 @@ class Application:
         self.registry.prepare()
         for periodic in self.registry.periodic.values():
             periodic.template(self.registry.tasks)
-        return WorkerConfig(
+        config = WorkerConfig(
             {
                 name: served if isinstance(served, QueueConfig) else QueueConfig(served)
                 for name, served in queues.items()
@@ -135,13 +136,15 @@ class Application:
             poll_interval=positive_seconds("poll_interval", poll_interval),
             grace=seconds("grace", grace),
             unknown_kinds=unknown_kinds,
-            dead_letters=self.dead_letters,
+            dead_letters=self.dead_letters.said,
             retention=self.retention,
             liveness=Liveness() if liveness is None else liveness,
             hostname=hostname,
             pid=pid,
             version=VERSION,
         )
+        self.dead_letters.serve({queue: served.dead_letters for queue, served in config.queues.items()})
+        return config
 
     def machine(
         self,

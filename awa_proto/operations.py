@@ -18,6 +18,7 @@ from awa_proto import schema as schema_
 from awa_proto.args import JobArgs, to_object
 from awa_proto.callbacks.operations import CallbackOperations
 from awa_proto.cron.operations import CronOperations
+from awa_proto.dead_letters import DeadLetterPolicy
 from awa_proto.errors import DatabaseError, JobNotFound, UniqueConflict, ValidationError
 from awa_proto.events import AnyEvent
 from awa_proto.extra import compact
@@ -62,7 +63,7 @@ class Operations(CronOperations, CallbackOperations[C], Generic[C]):
     now: the time of the host, for the periods of unique jobs.
     hooked: the kinds that have hooks, as they are when something is done to a job.
     traceparent: asked once a call for the trace context of its caller, which its jobs get; None for none.
-    registered: the follow-ups of jobs that are ended by their callbacks. dead_letters: whether those that fail are kept apart.
+    registered: the follow-ups of jobs that are ended by their callbacks. dead_letters: which of those that fail are kept apart.
     tally: what is counted. random: floats in [0, 1), other ones each time, for the numbers by which flushes are told apart.
     """
 
@@ -77,7 +78,7 @@ class Operations(CronOperations, CallbackOperations[C], Generic[C]):
         *,
         random: Callable[[], float],
         registered: Registered = NO_FOLLOW_UPS,
-        dead_letters: bool = False,
+        dead_letters: DeadLetterPolicy | None = None,
         tally: Tally | None = None,
     ) -> None:
         self._store = store
@@ -86,7 +87,7 @@ class Operations(CronOperations, CallbackOperations[C], Generic[C]):
         self._hooked = hooked
         self._schema = schema
         self._follow_ups = FollowUps(registered, self.intake)
-        self._dead_letters = dead_letters
+        self._dead_letters = DeadLetterPolicy() if dead_letters is None else dead_letters
         self._tally = Tally() if tally is None else tally
         self._random = random
         self._unknown: set[str] = set()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 
 from awa_proto.application import Application, EngineName, known_dsn
 from awa_proto.binding import bind
+from awa_proto.dead_letters import DeadLetters
 from awa_proto.driving import otel
 from awa_proto.driving.beating import BlockingLane
 from awa_proto.driving.given import check_libpq_dsn
@@ -63,8 +64,8 @@ class Client(Tasks):
         tasks: Tasks whose handlers the client's workers run.
         statement_timeout: Seconds (or a timedelta) a statement, a connect, or the wait for a connection may take.
         max_size: Most connections at the same time, those of workers aside; 1 to 10,000.
-        dead_letters: Whether a job that fails on a worker of this client goes to the dead letters (`list_dlq`), unless its
-            queue's QueueConfig says otherwise.
+        dead_letters: Whether a job that fails on a worker of this client, or by `fail_external`, goes to the dead letters
+            (`list_dlq`), unless its queue's QueueConfig says otherwise; or of which queues, `{"mail": True}`.
         retention: How long jobs are kept after they ended, by default `Retention()`.
 
     Raises:
@@ -82,7 +83,7 @@ class Client(Tasks):
         tasks: Iterable[Tasks] = (),
         statement_timeout: Seconds = 30.0,
         max_size: int = 10,
-        dead_letters: bool = False,
+        dead_letters: DeadLetters = False,
         retention: Retention | None = None,
     ) -> None:
         super().__init__()

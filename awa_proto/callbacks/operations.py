@@ -25,6 +25,7 @@ from awa_proto import output as outputs
 from awa_proto.args import kind_of, to_object
 from awa_proto.callbacks.expressions import Action, checked_action, resolve
 from awa_proto.callbacks.token import CallbackId, callback_id
+from awa_proto.dead_letters import DeadLetterPolicy
 from awa_proto.error_text import clean
 from awa_proto.errors import CallbackNotFound, DatabaseError, SerializationError, ValidationError
 from awa_proto.events import AnyEvent
@@ -75,7 +76,7 @@ class CallbackOperations(Generic[C]):
     intake: Intake
     _hooked: Collection[str]
     _follow_ups: FollowUps
-    _dead_letters: bool
+    _dead_letters: DeadLetterPolicy
     _tally: Tally
     _random: Callable[[], float]
     _unknown: set[str]
@@ -400,7 +401,7 @@ class CallbackOperations(Generic[C]):
             callback.at,
             entry=entry,
             outcome=Outcome.EXHAUSTED,
-            dead_letter=DeadLetter.TERMINAL if self._dead_letters else None,
+            dead_letter=DeadLetter.TERMINAL if self._dead_letters.keeps(attempt.queue) else None,
             ending=Ending.TERMINAL,
         )
         return Ended(attempt, failed)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
+from awa_proto.dead_letters import DeadLetters, checked_dead_letters, said_of
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.options import flag, name, positive_seconds, whole
 from awa_proto.outcome import MAX_DELAY, Seconds, seconds
@@ -120,7 +121,7 @@ class WorkerConfig:
     than twice the slots, so that flushes have something to gather.
     unknown_kinds: what becomes of a job without a handler here: it fails for good ("fail"), or is put back for a minute
     without counting the attempt ("put_back"), for example because a newer worker knows it.
-    dead_letters: whether a job that fails goes to the dead letters, where its queue does not say.
+    dead_letters: whether a job that fails goes to the dead letters, or of which queues, where its queue does not say.
     retention: how long what has ended is kept, should this worker lead.
     liveness: heartbeats, and the rescue of what others ran.
     """
@@ -130,7 +131,7 @@ class WorkerConfig:
     grace: float = 30.0
     max_unwritten: int = 2000
     unknown_kinds: UnknownKinds = "fail"
-    dead_letters: bool = False
+    dead_letters: DeadLetters = False
     retention: Retention = field(default_factory=Retention)
     liveness: Liveness = field(default_factory=Liveness)
     hostname: str = ""
@@ -148,7 +149,7 @@ class WorkerConfig:
             raise ValidationError(
                 "unknown_kinds", f'"fail" or "put_back" is needed, not {str(self.unknown_kinds)[:40]!r}'
             )
-        flag("dead_letters", self.dead_letters)
+        keep(self, "dead_letters", checked_dead_letters(self.dead_letters))
         if not isinstance(self.liveness, Liveness):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValidationError("liveness", f"a Liveness is needed, not {type(self.liveness).__name__}")
 
@@ -160,7 +161,9 @@ class WorkerConfig:
     def keeps_dead_letters(self, queue: str) -> bool:
         """Whether a job of this queue that fails here goes to the dead letters: what its queue says, else the client."""
         served = self.queues.get(queue)
-        return self.dead_letters if served is None or served.dead_letters is None else served.dead_letters
+        if served is None or served.dead_letters is None:
+            return said_of(self.dead_letters, queue)
+        return served.dead_letters
 
 
 def _interval(field: str, value: object) -> float:

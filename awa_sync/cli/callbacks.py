@@ -30,7 +30,10 @@ T = TypeVar("T")
 
 app = typer.Typer(help="Callbacks: take them over HTTP.", no_args_is_help=True)
 SECRETS = "AWA_CALLBACK_SECRETS"
-UNKNOWING = "no module:client is given, so hooks and follow-ups of no kind are known here: none will be called or made"
+UNKNOWING = (
+    "no module:client is given, so hooks and follow-ups of no kind are known here: none will be called or made; nor is it known"
+    " of any queue that it keeps dead letters: no job that fails here becomes one"
+)
 
 
 @app.callback()

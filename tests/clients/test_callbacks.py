@@ -160,6 +160,32 @@ def test_failing_and_retrying_from_outside_tell_hooks_and_follow_ups(run: Callab
     run(scenario, dead_letters=True)
 
 
+@pytest.mark.parametrize(
+    ("client", "queue", "letter"),
+    [(False, True, True), (True, False, False), ({"default": True}, None, True), ({"other": True}, None, False)],
+)
+def test_a_job_that_is_failed_from_outside_is_a_dead_letter_as_one_that_its_handler_fails(
+    run: Callable[..., None], client: Any, queue: bool | None, letter: bool
+) -> None:
+    async def scenario(app: App) -> None:
+        ids: list[str] = []
+        parks(app, ids=ids, on_fail="payload.no")
+
+        def other(job: Any) -> None:
+            raise awa.TerminalError("no")
+
+        app.task(Other)(other)
+        rows = [await app.client.insert(job) for job in (Pay(1), Pay(2), Other())]
+        async with app.client.worker({"default": awa.QueueConfig(3, dead_letters=queue)}) as worker:
+            await worker.drained()
+        await app.client.fail_external(ids[0], "no")
+        await app.client.resolve_callback(ids[1], {"no": True})
+        found = [(await app.client.get_job(row.id)).dlq_reason for row in rows]
+        assert found == ["terminal_error" if letter else None] * 3
+
+    run(scenario, dead_letters=client)
+
+
 def test_what_a_database_cannot_hold_of_an_error_from_outside_is_replaced(run: Callable[..., None]) -> None:
     async def scenario(app: App) -> None:
         ids: list[str] = []

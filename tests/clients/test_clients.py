@@ -397,7 +397,7 @@ def test_what_libpq_cannot_read_is_refused_when_the_client_is_made(make: Any, ds
 @pytest.mark.parametrize("package", [awa_asyncio, awa_trio, awa_sync], ids=lambda package: package.__name__)
 @pytest.mark.parametrize(
     "option",
-    [("max_size", 0), ("max_size", "5"), ("max_size", 10**9), ("dead_letters", 1), ("retention", 5),
+    [("max_size", 0), ("max_size", "5"), ("max_size", 10**9), ("dead_letters", 1), ("dead_letters", {"q": 1}), ("retention", 5),
      ("engine", "memory"), ("engine", None), ("engine", ["queue"]),
      ("statement_timeout", -1), ("statement_timeout", 0),
      ("statement_timeout", float("nan")), ("statement_timeout", 25 * 86400), ("tasks", 5), ("tasks", [5]), ("pool", 3)],

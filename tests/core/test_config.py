@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from awa_proto.dead_letters import DeadLetterPolicy
 from awa_proto.errors import ConfigurationError, ValidationError
 from awa_proto.retention import Retention
 from awa_proto.worker.config import MAX_WORKERS, Liveness, QueueConfig, WorkerConfig
@@ -77,7 +78,7 @@ def test_an_interval_of_a_worker_is_some_seconds(setting: str, value: Any) -> No
     assert caught.value.field == setting
 
 
-@pytest.mark.parametrize("value", [0, 1, "yes", 1.0, []])
+@pytest.mark.parametrize("value", [0, 1, "yes", 1.0, [], {"q": 1}, {"q": None}, {5: True}, {"q" * 201: True}])
 def test_dead_letters_are_on_or_off(value: Any) -> None:
     refused("dead_letters", dead_letters=value)
     with pytest.raises(ValidationError) as caught:
@@ -90,6 +91,19 @@ def test_a_queue_keeps_dead_letters_as_it_says_and_else_as_the_client_says(clien
     queues = {"on": QueueConfig(dead_letters=True), "off": QueueConfig(dead_letters=False), "unsaid": QueueConfig()}
     config = WorkerConfig(queues, dead_letters=client)
     assert [config.keeps_dead_letters(queue) for queue in queues] == [True, False, client]
+
+
+def test_dead_letters_are_kept_of_the_queues_that_a_client_names_and_of_those_that_its_workers_say() -> None:
+    named = {"named": True, "off": True}
+    config = WorkerConfig({"off": QueueConfig(dead_letters=False), "unsaid": QueueConfig()}, dead_letters=named)
+    queues = ("named", "off", "unsaid", "another")
+    assert [config.keeps_dead_letters(queue) for queue in queues] == [True, False, False, False]
+    policy = DeadLetterPolicy(named)
+    assert [policy.keeps(queue) for queue in queues] == [True, True, False, False]
+    policy.serve({"off": False, "unsaid": None, "another": True})
+    assert [policy.keeps(queue) for queue in queues] == [True, False, False, True]
+    policy.serve({"another": None})
+    assert policy.keeps("another")
 
 
 def test_a_worker_may_have_no_grace_but_not_poll_without_a_pause() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, multiple, rule
 
 from awa_proto import extra as extras
+from awa_proto.dead_letters import DeadLetterPolicy
 from awa_proto.errors import CallbackNotFound, UniqueConflict
 from awa_proto.events import RescueReason
 from awa_proto.job import Attempt, JobRow, JobState
@@ -193,7 +194,7 @@ class CallbackMachine(Machine):
         answers: list[Any] = []
         for run, store, side in ((twins.real, twins.store, pair.real), (twins.model, twins.memory, pair.model)):
             calls: Operations[Any] = Operations(
-                store, {}, "awa", lambda: twins.now, random=random.random, dead_letters=buries
+                store, {}, "awa", lambda: twins.now, random=random.random, dead_letters=DeadLetterPolicy(buries)
             )
             try:
                 row: JobRow = run(op(calls, side))

@@ -148,6 +148,7 @@ def test_serve_takes_callbacks_for_a_client_of_any_package_with_its_follow_ups(
 def test_serve_without_a_client_says_what_it_does_not_know(served: Served, client: awa_sync.Client) -> None:
     job, id = parked(client)
     assert "no module:client is given" in "".join(served.said)
+    assert "no job that fails here becomes" in "".join(served.said)
     assert served.post(request(id, "fail", {"error": "no"})) == (200, {"id": job, "state": "failed"})
     assert served.says("does not know the kind 'pay'")
 

@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 from awa_proto.callbacks.operations import Resolution
+from awa_proto.dead_letters import DeadLetterPolicy
 from awa_proto.errors import CallbackNotFound, ValidationError
 from awa_proto.events import RescueReason
 from awa_proto.extra import compact, encode, with_unique
@@ -165,7 +166,7 @@ async def a_callback_fails_its_job_for_good(kit: Kit) -> None:
     for dead_letters in (False, True):
         for way in WAYS:
             attempt, id = await way(kit)
-            calls = outside(kit, dead_letters=dead_letters)
+            calls = outside(kit, dead_letters=DeadLetterPolicy(dead_letters))
             job = await kit.run(calls.fail_external(id, "no such account"))
             assert (job.id, job.state) == (attempt.id, JobState.FAILED)
             row = await kit.job(attempt.id)
