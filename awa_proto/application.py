@@ -102,7 +102,7 @@ class Application:
         self.calls = Calls(clock)
         self.operations: Operations[Any] = Operations(
             self.store, registry.tasks, schema, now, registry.hooks, traceparent,
-            registered=registry.follow_ups, dead_letters=self.dead_letters, tally=self.calls.tally, random=random,
+            registered=registry.follow_ups, dead_letters=self.dead_letters, calls=self.calls, random=random,
         )  # fmt: skip
         self._random = random
         self._workers: dict[int, weakref.ref[Watched]] = {}

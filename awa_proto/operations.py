@@ -16,7 +16,9 @@ from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar, a
 from awa_proto import events
 from awa_proto import schema as schema_
 from awa_proto.args import JobArgs, to_object
+from awa_proto.callbacks.books import Books
 from awa_proto.callbacks.operations import CallbackOperations
+from awa_proto.contact import Calls
 from awa_proto.cron.operations import CronOperations
 from awa_proto.dead_letters import DeadLetterPolicy
 from awa_proto.errors import DatabaseError, JobNotFound, UniqueConflict, ValidationError
@@ -35,7 +37,6 @@ from awa_proto.store import Cancelled, JobFilter, KindInfo, Progress, QueueStat,
 from awa_proto.store import Registered as CallbackRegistered
 from awa_proto.task import Task
 from awa_proto.unique import UniqueFields, UniqueOpts
-from awa_proto.worker.tally import Tally
 
 _log = logging.getLogger("awa")
 
@@ -64,7 +65,8 @@ class Operations(CronOperations, CallbackOperations[C], Generic[C]):
     hooked: the kinds that have hooks, as they are when something is done to a job.
     traceparent: asked once a call for the trace context of its caller, which its jobs get; None for none.
     registered: the follow-ups of jobs that are ended by their callbacks. dead_letters: which of those that fail are kept apart.
-    tally: what is counted. random: floats in [0, 1), other ones each time, for the numbers by which flushes are told apart.
+    calls: what is counted, and by which clock. random: floats in [0, 1), other ones each time, for the numbers by which flushes
+    are told apart.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Operations(CronOperations, CallbackOperations[C], Generic[C]):
         random: Callable[[], float],
         registered: Registered = NO_FOLLOW_UPS,
         dead_letters: DeadLetterPolicy | None = None,
-        tally: Tally | None = None,
+        calls: Calls | None = None,
     ) -> None:
         self._store = store
         self.traceparent = traceparent
@@ -88,9 +90,8 @@ class Operations(CronOperations, CallbackOperations[C], Generic[C]):
         self._schema = schema
         self._follow_ups = FollowUps(registered, self.intake)
         self._dead_letters = DeadLetterPolicy() if dead_letters is None else dead_letters
-        self._tally = Tally() if tally is None else tally
+        self._books = Books(Calls(lambda: now().timestamp()) if calls is None else calls)
         self._random = random
-        self._unknown: set[str] = set()
 
     # enqueue
 

@@ -8,8 +8,8 @@ completes the job, and is not transformed.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import logging
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -17,8 +17,6 @@ from awa_proto.callbacks.cel import EvaluationError, Expression, as_payload, com
 from awa_proto.errors import ValidationError
 from awa_proto.extra import compact
 from awa_proto.options import text
-
-_log = logging.getLogger("awa")
 
 Action: TypeAlias = Literal["ignore", "complete", "fail"]
 _ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
@@ -31,13 +29,15 @@ class Decision:
     """What is to be done about a payload.
 
     payload: transformed, when `on_complete` said to complete. reason: of an ignore, for people. expression: of a fail, the text
-    that gave true; None when it is the caller's default.
+    that gave true; None when it is the caller's default. troubles: the expressions that gave no answer, by their fields, with
+    what is to be said of it.
     """
 
     action: Action
     payload: Any
     reason: str | None = None
     expression: str | None = None
+    troubles: tuple[tuple[str, str], ...] = dataclasses.field(default=(), compare=False)
 
 
 def compile_expressions(
@@ -73,15 +73,16 @@ def resolve(expressions: str | None, payload: Any, default_action: Action) -> De
     if expressions is None:
         return _by_default(default_action, payload)
     texts: dict[str, str] = json.loads(expressions)
-    found = {field: compiled(field, written) for field, written in texts.items()}
-    seen = as_payload(payload)
-    if _condition(found, "filter", seen) is False:
-        return Decision("ignore", payload, reason="filter expression returned false")
-    if _condition(found, "on_fail", seen):
-        return Decision("fail", payload, expression=texts["on_fail"])
-    if _condition(found, "on_complete", seen):
-        return Decision("complete", _transformed(found, seen, payload))
-    return _by_default(default_action, payload)
+    judge = _Judge({name: compiled(name, written) for name, written in texts.items()}, as_payload(payload))
+    if judge.holds("filter") is False:
+        decision = Decision("ignore", payload, reason="filter expression returned false")
+    elif judge.holds("on_fail"):
+        decision = Decision("fail", payload, expression=texts["on_fail"])
+    elif judge.holds("on_complete"):
+        decision = Decision("complete", judge.transformed(payload))
+    else:
+        decision = _by_default(default_action, payload)
+    return dataclasses.replace(decision, troubles=tuple(judge.troubles)) if judge.troubles else decision
 
 
 def checked_action(value: object) -> Action:
@@ -98,24 +99,34 @@ def _by_default(action: Action, payload: Any) -> Decision:
     return Decision(action, payload, reason=reason)
 
 
-def _condition(found: dict[str, Expression], field: str, seen: Any) -> bool | None:
-    """What it gives; None when there is none, or it gives no answer."""
-    expression = found.get(field)
-    if expression is None:
-        return None
-    try:
-        return expression.holds(seen)
-    except EvaluationError as error:
-        _log.warning("%s of a callback counts as not there, since it gives an error: %r", field, str(error))
-        return None
+class _Judge:
+    """Evaluates expressions over one payload, and notes which give no answer."""
 
+    def __init__(self, found: dict[str, Expression], seen: Any) -> None:
+        self._found = found
+        self._seen = seen
+        self.troubles: list[tuple[str, str]] = []
 
-def _transformed(found: dict[str, Expression], seen: Any, payload: Any) -> Any:
-    expression = found.get("transform")
-    if expression is None:
-        return payload
-    try:
-        return expression.gives(seen)
-    except EvaluationError as error:
-        _log.warning("the payload of a callback stays as it is, since transform gives an error: %r", str(error))
-        return payload
+    def holds(self, name: str) -> bool | None:
+        """What a condition gives; None when there is none, or it gives no answer."""
+        expression = self._found.get(name)
+        if expression is None:
+            return None
+        try:
+            return expression.holds(self._seen)
+        except EvaluationError as error:
+            said = f"{name} of a callback counts as not there, since it gives an error: {str(error)!r}"
+            self.troubles.append((name, said))
+            return None
+
+    def transformed(self, payload: Any) -> Any:
+        """What `transform` makes of the payload; the payload where it makes nothing."""
+        expression = self._found.get("transform")
+        if expression is None:
+            return payload
+        try:
+            return expression.gives(self._seen)
+        except EvaluationError as error:
+            said = f"the payload of a callback stays as it is, since transform gives an error: {str(error)!r}"
+            self.troubles.append(("transform", said))
+            return payload

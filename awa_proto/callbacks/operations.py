@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, NoReturn, TypeVar
 
 from awa_proto import output as outputs
 from awa_proto.args import kind_of, to_object
+from awa_proto.callbacks.books import Books
 from awa_proto.callbacks.expressions import Action, checked_action, resolve
 from awa_proto.callbacks.token import CallbackId, callback_id
 from awa_proto.dead_letters import DeadLetterPolicy
@@ -39,11 +39,6 @@ from awa_proto.outcome import DeadLetter, Ending, Outcome, Seconds, Transition, 
 from awa_proto.plan import Op, Plan
 from awa_proto.store import Callback, Called, Ended, NewJob, Store, Verdict, Waits
 from awa_proto.worker.happened import event_of, job_after
-from awa_proto.worker.report import about
-from awa_proto.worker.rescue import MOST_UNKNOWN
-from awa_proto.worker.tally import Tally
-
-_log = logging.getLogger("awa")
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -52,7 +47,6 @@ TIMEOUT: Final = 3600.0
 """Seconds a callback is waited for, where nothing else is said."""
 _MOST_ASKS: Final = 10
 _ENDS: Final = (Waits.REGISTERED, Waits.IN_HANDLER)
-_DROPPED: Final = "awa.job.output_dropped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +71,8 @@ class CallbackOperations(Generic[C]):
     _hooked: Collection[str]
     _follow_ups: FollowUps
     _dead_letters: DeadLetterPolicy
-    _tally: Tally
+    _books: Books
     _random: Callable[[], float]
-    _unknown: set[str]
 
     def complete_external(
         self,
@@ -273,6 +266,7 @@ class CallbackOperations(Generic[C]):
             for _ in range(_MOST_ASKS):
                 callback = yield from self._found(wanted)
                 decision = resolve(callback.expressions, given, action)
+                self._books.unanswered(callback.attempt, decision.troubles)
                 if decision.action == "ignore":
                     return Resolution("ignored", _waiting(callback), given, decision.reason)
                 if decision.action == "complete":
@@ -289,7 +283,7 @@ class CallbackOperations(Generic[C]):
     @property
     def unknown_kinds(self) -> tuple[str, ...]:
         """Kinds of jobs that were ended here, of which the client does not know what else is registered for them."""
-        return tuple(sorted(self._unknown.copy())[:MOST_UNKNOWN])
+        return self._books.unknown_kinds
 
     # inside
 
@@ -306,7 +300,7 @@ class CallbackOperations(Generic[C]):
 
     def _written(self, ended: Ended) -> Plan[JobRow | None]:
         """The job afterwards; None when it was not written, since the callback is not as it was."""
-        verdict = yield from self._store.end_called(ended, flush_number(self._random))
+        (verdict,) = yield from self._store.end_called(ended, flush_number(self._random))
         if verdict is Verdict.DUPLICATE:
             return _duplicate(ended)
         return _after(ended) if verdict is Verdict.ACCEPTED else None
@@ -341,33 +335,23 @@ class CallbackOperations(Generic[C]):
         waits = tuple(w for w in wanted.waits if (w is Waits.PARKED) is is_parked)
         ended = _called(ended, callback, waits)
         ended = ended._replace(follow_ups=self._following(ended))
-        output = ended.output
-        if output is not None and not (self._store.keeps_outputs and ended.attempt.segment != -1):
-            ended = ended._replace(output=None)
-        verdict = yield from self._store.end_called(ended, flush_number(self._random))
+        dropped = None
+        if ended.output is not None and not (self._store.keeps_outputs and ended.attempt.segment != -1):
+            dropped, ended = ended.output, ended._replace(output=None)
+        verdicts = yield from self._store.end_called(ended, flush_number(self._random))
+        (verdict,) = verdicts
         if verdict is Verdict.DUPLICATE:
             return _duplicate(ended)
         if verdict is not Verdict.ACCEPTED:
             return None
         attempt = ended.attempt
-        if output is not None and ended.output is None:
-            attributes = {
-                "awa.job.kind": attempt.kind,
-                "awa.job.queue": attempt.queue,
-                "awa.output.reason": "canonical",
-            }
-            self._tally.count(_DROPPED, attributes, 1)
-            _log.warning("the output of an external completion is not kept", extra={"awa": about(attempt)})
-        if using is None and attempt.kind in self._hooked:
-            event = event_of(ended)
+        if using is None:
+            self._books.ended(ended, verdicts.inserted, dropped)
+            event = event_of(ended) if attempt.kind in self._hooked else None
             if event is not None:
                 told.append(event)
-        if attempt.kind not in self.intake.tasks and attempt.kind not in self._unknown:
-            self._unknown.add(attempt.kind)
-            _log.warning(
-                "this client does not know the kind %r of a job whose callback it was given; hooks and follow-ups that others"
-                " have registered for it are not run", attempt.kind, extra={"awa": about(attempt)},
-            )  # fmt: skip
+        if attempt.kind not in self.intake.tasks:
+            self._books.unknown(attempt)
         return _after(ended)
 
     def _following(self, ended: Ended) -> tuple[NewJob, ...]:
@@ -376,10 +360,7 @@ class CallbackOperations(Generic[C]):
             return ()
 
         def unread(follow_up: FollowUp, error: SerializationError) -> None:
-            _log.warning(
-                "the args of a job do not fit what the follow-up function %s takes: %s", follow_up.name, error,
-                extra={"awa": about(ended.attempt)},
-            )  # fmt: skip
+            self._books.unread(ended.attempt, follow_up, error)
 
         return self._follow_ups.of(ended, job_after(ended), unread)
 
@@ -464,7 +445,14 @@ def _called(ended: Ended, callback: Callback, waits: tuple[Waits, ...]) -> Ended
 def _retried(callback: Callback) -> Ended:
     return Ended(
         callback.attempt,
-        Transition(JobState.AVAILABLE, 0, callback.at, run_at=callback.at, outcome=Outcome.RETRIED),
+        Transition(
+            JobState.AVAILABLE,
+            0,
+            callback.at,
+            run_at=callback.at,
+            outcome=Outcome.RETRIED,
+            ending=Ending.RETRY_AFTER,
+        ),
     )
 
 

@@ -505,8 +505,8 @@ class Store(Protocol):
         """The same of the job of that id, which must wait."""
         ...
 
-    def end_called(self, ended: Ended, flush: int) -> Plan[Verdict]:
-        """Part of an Op: end an attempt whose callback came. STALE: it was used meanwhile. AGAIN: look again.
+    def end_called(self, ended: Ended, flush: int) -> Plan[Verdicts]:
+        """Part of an Op: end an attempt whose callback came; its one verdict. STALE: it was used meanwhile. AGAIN: look again.
 
         It has the caller's patience for locks. Whoever runs the attempt is told.
         """

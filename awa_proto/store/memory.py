@@ -611,14 +611,17 @@ class MemoryStore:
         found = self._callback(self._tables.jobs.get(id))
         return None if found is None or found.waits is Waits.REGISTERED else found
 
-    def end_called(self, ended: Ended, flush: int) -> Plan[Verdict]:
+    def end_called(self, ended: Ended, flush: int) -> Plan[Verdicts]:
         """End its attempt."""
         yield from ()
+        before = len(self._tables.jobs)
         verdict = self._end(ended, flush)
         attempt = ended.attempt
         if verdict in {Verdict.ACCEPTED, Verdict.DUPLICATE} and attempt.segment != PARKED:
             self._tell(f"!{attempt.id}:{attempt.run_lease}")
-        return verdict
+        verdicts = Verdicts([verdict])
+        verdicts.inserted = len(self._tables.jobs) - before
+        return verdicts
 
     def resume(self, callback: Callback, result: str) -> Plan[bool]:
         """Its handler goes on."""

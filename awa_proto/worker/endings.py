@@ -30,6 +30,7 @@ from awa_proto.store import Ended
 from awa_proto.worker.context import Context
 from awa_proto.worker.happened import job_after
 from awa_proto.worker.report import about
+from awa_proto.worker.tally import Tally
 
 MINUTE: Final = 60.0
 """Seconds between two warnings about dropped outputs of one kind, for one reason."""
@@ -139,26 +140,15 @@ class Endings:
                 sizes = kept[of_one] = []
             sizes.append(size_of(output))
         for (kind, queue, outcome), sizes in kept.items():
-            attributes = {"awa.job.kind": kind, "awa.job.queue": queue, "awa.job.outcome": outcome}
-            self._context.tally.count("awa.job.output_recorded", attributes, len(sizes))
-            self._context.tally.count("awa.job.output_size", attributes, len(sizes), sum(sizes))
+            count_outputs(self._context.tally, kind, queue, outcome, sizes)
 
     def count(self, kind: str, queue: str, ending: Ending | None, to: JobState, times: int) -> None:
         """So many attempts ended so, and it was written."""
-        rule = TABLE.get(ending) if ending is not None else None
-        if rule is not None and (metric := rule.counted(to)) is not None:
-            attributes = {"awa.job.kind": kind, "awa.job.queue": queue}
-            if metric == FAILED_METRIC:
-                attributes["awa.job.terminal"] = str(rule.terminal).lower()
-            self._context.tally.count(metric, attributes, times)
+        count_ended(self._context.tally, kind, queue, ending, to, times)
 
     def followed_up(self, wanted: int, inserted: int) -> None:
         """A flush with so many follow-ups was accepted, and so many of them exist by it."""
-        metric = "awa.job.staged_follow_ups_committed"
-        if inserted:
-            self._context.tally.count(metric, {"awa.follow_up.result": "inserted"}, inserted)
-        if wanted > inserted:
-            self._context.tally.count(metric, {"awa.follow_up.result": "duplicate"}, wanted - inserted)
+        count_follow_ups(self._context.tally, wanted, inserted)
 
     def _with_follow_ups(self, ended: Ended, now: float) -> Ended:
         def unread(follow_up: FollowUp, error: SerializationError) -> None:
@@ -228,7 +218,7 @@ class Endings:
         )  # fmt: skip
 
     def _dropped(self, attempt: Attempt, reason: str, times: int, now: float) -> None:
-        self._context.tally.count("awa.job.output_dropped", _of(attempt) | {"awa.output.reason": reason}, times)
+        count_dropped(self._context.tally, attempt, reason, times)
         self._context.report.warn(
             now, f"output dropped: {attempt.kind}: {reason}", "an output is not kept", quiet=MINUTE,
             **about(attempt), reason=reason,
@@ -238,6 +228,37 @@ class Endings:
 def completes(ended: Returned | Raised | Ending) -> bool:
     """Whether the handler meant its job to complete."""
     return isinstance(ended, Returned) and (ended.value is None or isinstance(ended.value, Completed))
+
+
+def count_ended(tally: Tally, kind: str, queue: str, ending: Ending | None, to: JobState, times: int = 1) -> None:
+    """So many attempts ended so, and it was written, whoever ended them."""
+    rule = TABLE.get(ending) if ending is not None else None
+    if rule is not None and (metric := rule.counted(to)) is not None:
+        attributes = {"awa.job.kind": kind, "awa.job.queue": queue}
+        if metric == FAILED_METRIC:
+            attributes["awa.job.terminal"] = str(rule.terminal).lower()
+        tally.count(metric, attributes, times)
+
+
+def count_follow_ups(tally: Tally, wanted: int, inserted: int) -> None:
+    """So many follow-ups were part of what was written, and so many of them exist by it."""
+    metric = "awa.job.staged_follow_ups_committed"
+    if inserted:
+        tally.count(metric, {"awa.follow_up.result": "inserted"}, inserted)
+    if wanted > inserted:
+        tally.count(metric, {"awa.follow_up.result": "duplicate"}, wanted - inserted)
+
+
+def count_outputs(tally: Tally, kind: str, queue: str, outcome: str, sizes: Sequence[int]) -> None:
+    """Outputs of so many bytes were stored. outcome: "completed", or "failed" for those in error entries."""
+    attributes = {"awa.job.kind": kind, "awa.job.queue": queue, "awa.job.outcome": outcome}
+    tally.count("awa.job.output_recorded", attributes, len(sizes))
+    tally.count("awa.job.output_size", attributes, len(sizes), sum(sizes))
+
+
+def count_dropped(tally: Tally, attempt: Attempt, reason: str, times: int = 1) -> None:
+    """So many outputs of an attempt are kept nowhere."""
+    tally.count("awa.job.output_dropped", _of(attempt) | {"awa.output.reason": reason}, times)
 
 
 def _of(attempt: Attempt) -> dict[str, str]:

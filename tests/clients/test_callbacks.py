@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import awa_proto as awa
 from awa_proto import events
 from awa_proto.job import JobState
+from awa_proto.worker.tally import Tally
+from tests.clients.test_clients import _own
 from tests.clients.test_hooks import Ear
 from tests.flavours import FLAVOURS, App, Awaited
 
@@ -186,6 +189,133 @@ def test_a_job_that_is_failed_from_outside_is_a_dead_letter_as_one_that_its_hand
     run(scenario, dead_letters=client)
 
 
+def tally(app: App) -> Tally:
+    """What the client has counted."""
+    client = app.client.blocking if isinstance(app.client, Awaited) else app.client
+    found: Tally = client._application.calls.tally
+    return found
+
+
+def test_what_is_done_from_outside_is_counted_and_warned_about_as_of_a_worker(
+    run: Callable[..., None], engine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(app: App) -> None:
+        ids: list[str] = []
+        parks(app, ids=ids)
+        await app.run(Pay(1), Pay(2), Pay(3), Pay(4))
+        await app.client.complete_external(ids[0], output={"number": 1})
+        await app.client.complete_external(ids[1], output={"number": 10})
+        await app.client.complete_external(ids[2])
+        await app.client.fail_external(ids[3], "no")
+        with pytest.raises(awa.CallbackNotFound):
+            await app.client.fail_external(ids[3], "no")
+        counts = (await app.client.health()).counts
+        kept = engine == "queue"
+        assert (counts["awa.job.completed"], counts["awa.job.failed"]) == (3, 1)
+        assert (counts.get("awa.job.output_recorded"), counts.get("awa.job.output_dropped")) == (
+            (2, None) if kept else (None, 2)
+        )
+        labels = {"awa.job.kind": "pay", "awa.job.queue": "default"}
+        assert tally(app).total("awa.job.failed", labels | {"awa.job.terminal": "true"}) == 1
+        assert tally(app).total("awa.job.output_dropped", labels | {"awa.output.reason": "canonical"}) == (
+            0 if kept else 2
+        )
+        assert sum(tally(app).sums.values()) == (len('{"number":1}{"number":10}') if kept else 0)
+
+    run(scenario)
+    said = [
+        record for record in caplog.records if "the output of an external completion is not kept" in record.getMessage()
+    ]
+    assert len(said) == (engine != "queue")
+
+
+def test_a_unique_follow_up_of_what_is_done_from_outside_is_made_once_and_then_skipped_and_counted(
+    run: Callable[..., None],
+) -> None:
+    """Of jobs that are parked and of jobs whose handlers wait."""
+
+    async def scenario(app: App) -> None:
+        ids: dict[int, str] = {}
+
+        def pay(job: Any) -> Generator[Any, Any, Any]:
+            if job.args.amount in ids:
+                return None  # retried
+            token = yield job.register_callback()
+            ids[job.args.amount] = token.id
+            if job.args.amount % 2:
+                yield job.wait_for_callback(token)
+            return awa.WaitForCallback(token)
+
+        app.task(Pay)(pay)
+        once = awa.EnqueueRequest(Paid(7)).queue("other").unique()
+        for register in (app.on_completed_enqueue, app.on_exhausted_enqueue, app.on_retried_enqueue):
+            register(Pay)(lambda _, __, *___: once)
+        async with app.client.worker({"default": 10}) as worker:
+            jobs = [await app.client.insert(Pay(amount)) for amount in range(6)]
+            for job in jobs:
+                await app.test.until(job, WAITS)
+            for amount in (0, 1):
+                assert (await app.client.complete_external(ids[amount])).state is COMPLETED
+                assert len(await app.client.list_jobs(kind="paid")) == 1
+            for amount in (2, 3):
+                assert (await app.client.fail_external(ids[amount], "no")).state is JobState.FAILED
+            for amount in (4, 5):
+                assert (await app.client.retry_external(ids[amount])).state is JobState.AVAILABLE
+            await worker.drained()
+        states = [(await app.client.get_job(job.id)).state for job in jobs]
+        assert states == [COMPLETED, COMPLETED, JobState.FAILED, JobState.FAILED, COMPLETED, COMPLETED]
+        assert len(await app.client.list_jobs(kind="paid")) == 1
+        committed = "awa.job.staged_follow_ups_committed"
+        assert tally(app).total(committed, {"awa.follow_up.result": "inserted"}) == 1
+        assert tally(app).total(committed, {"awa.follow_up.result": "duplicate"}) == 5
+        counted = [tally(app).total(f"awa.job.{how}") for how in ("completed", "failed", "retried")]
+        assert counted == [2, 2, 2]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_call_in_a_transaction_of_the_caller_is_part_of_it_and_tells_and_counts_nothing(
+    flavour: str, database: str, engine: str
+) -> None:
+    library = {"asyncio-asyncpg": "asyncpg", "asyncio-psycopg": "psycopg", "trio-psycopg": "trio"}.get(flavour, "sync")
+
+    async def scenario(client: Any) -> None:
+        app = App(client, is_async=not isinstance(client, Awaited))
+        ids: list[str] = []
+        parks(app, ids=ids)
+        ear = Ear()
+        app.on_event(Pay)(ear)
+        app.on_completed_enqueue(Pay)(lambda args, _: awa.EnqueueRequest(Paid(args.amount)).queue("other"))
+        (job,) = await app.run(Pay(1))
+        for call, given, state in (
+            (client.complete_external, (), COMPLETED),
+            (client.fail_external, ("no",), JobState.FAILED),
+            (client.retry_external, (), JobState.AVAILABLE),
+            (client.resume_external, ("go",), JobState.AVAILABLE),
+            (client.heartbeat_callback, (7200,), WAITS),
+        ):
+            with pytest.raises(KeyError):  # noqa: PT012  the block is the transaction
+                async with _own(library, database) as connection:
+                    assert (await call(ids[0], *given, using=connection)).state is state
+                    assert (await client.get_job(job.id)).state is WAITS
+                    raise KeyError
+            assert (await client.get_job(job.id)).state is WAITS
+        assert await client.list_jobs(kind="paid") == []
+        async with _own(library, database) as connection:
+            await client.complete_external(ids[0], using=connection)
+        assert (await client.get_job(job.id)).state is COMPLETED
+        assert len(await client.list_jobs(kind="paid")) == 1
+        assert tally(app).total("awa.job.completed") == 0
+        await app.run(Pay(2))
+        await client.complete_external(ids[1])
+        heard = [event for event in await ear.hears(5, client) if isinstance(event, events.Completed)]
+        assert [event.args for event in heard] == [Pay(2)]
+        assert tally(app).total("awa.job.completed") == 1
+
+    FLAVOURS[flavour](database, scenario, engine=engine)
+
+
 def test_what_a_database_cannot_hold_of_an_error_from_outside_is_replaced(run: Callable[..., None]) -> None:
     async def scenario(app: App) -> None:
         ids: list[str] = []
@@ -324,12 +454,11 @@ class Slow:
         return SimpleNamespace(run=run, close=lane.close)
 
 
+@pytest.mark.parametrize("run", [flavour for flavour in FLAVOURS if flavour != "sync-psycopg"], indirect=True)
 def test_a_handler_that_gave_up_waiting_registers_anew_or_parks_before_that_is_written(
     run: Callable[..., None],
 ) -> None:
     async def scenario(app: App) -> None:
-        if not app.is_async:
-            return  # a thread that waits cannot give up
         ids: list[str] = []
 
         async def pay(job: Any) -> Any:
@@ -362,16 +491,23 @@ def test_a_handler_that_gave_up_waiting_registers_anew_or_parks_before_that_is_w
     run(scenario)
 
 
-def test_who_waits_longer_than_it_may_is_rescued_in_time(run: Callable[..., None]) -> None:
+def test_who_waits_longer_than_it_may_is_rescued_and_not_before(run: Callable[..., None]) -> None:
+    """How soon after is shown in virtual time, by the simulator."""
+
     async def scenario(app: App) -> None:
         ids: list[str] = []
-        parks(app, ids=ids, timeout=0.05)
+        until: dict[int, datetime] = {}
 
-        def other(job: Any) -> Generator[Any, Any, Any]:
+        def pay(job: Any) -> Generator[Any, Any, Any]:
             token = yield job.register_callback(timeout=0.05)
-            yield job.wait_for_callback(token)
+            ids.append(token.id)
+            until[job.id] = (yield job.client.get_job(job.id)).callback_timeout_at
+            if isinstance(job.args, Other):
+                yield job.wait_for_callback(token)
+            return awa.WaitForCallback(token)
 
-        app.task(Other)(other)
+        app.task(Pay)(pay)
+        app.task(Other)(pay)
         ear = Ear()
         app.on_event(Pay)(ear)
         app.on_rescued_enqueue(Pay)(lambda _, __, reason: Paid(len(reason)))
@@ -382,6 +518,7 @@ def test_who_waits_longer_than_it_may_is_rescued_in_time(run: Callable[..., None
                 row = await app.test.until(job, JobState.FAILED)
                 assert "callback timed out" in row.errors[-1]["error"]
                 assert row.dlq_reason == "callback_timeout"
+                assert datetime.fromisoformat(row.errors[-1]["at"]) >= until[row.id]
             heard = await ear.hears(4, app.client)
         assert {type(event).__name__ for event in heard} == {"Started", "WaitingForCallback", "Rescued", "Exhausted"}
         with pytest.raises(awa.CallbackNotFound):

@@ -202,7 +202,7 @@ def _finding(n: Names, statement: Statement) -> Plan[Callback | None]:
 # use
 
 
-def end(n: Names, ended: Ended, flush: int) -> Plan[Verdict]:
+def end(n: Names, ended: Ended, flush: int) -> Plan[Verdicts]:
     """End the attempt of a callback, wherever it is, and tell whoever runs it."""
     attempt = ended.attempt
     if attempt.segment == PARKED:
@@ -227,7 +227,7 @@ def end(n: Names, ended: Ended, flush: int) -> Plan[Verdict]:
         and Waits.PARKED not in ended.called.waits
     ):
         yield Statement("callback.ended", f"SELECT {n.notify('$1::text')}", (f"!{attempt.id}:{attempt.run_lease}",))
-    return verdict
+    return verdicts
 
 
 @lru_cache

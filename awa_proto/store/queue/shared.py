@@ -22,7 +22,7 @@ from awa_proto.store import (
     QueueStat,
     Registered,
     Selection,
-    Verdict,
+    Verdicts,
     Wait,
     Waited,
 )
@@ -101,7 +101,7 @@ class SharedStore:
     def find_waiting(self, id: int) -> Plan[Callback | None]:
         return callbacks.find_waiting(self._names, id)
 
-    def end_called(self, ended: Ended, flush: int) -> Plan[Verdict]:
+    def end_called(self, ended: Ended, flush: int) -> Plan[Verdicts]:
         return callbacks.end(self._names, ended, flush)
 
     def resume(self, callback: Callback, result: str) -> Plan[bool]:
