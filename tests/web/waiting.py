@@ -21,7 +21,8 @@ def parked(
     client: awa_sync.Client, expressions: str | None = None, kind: str = "pay", **options: Unpack[InsertOpts]
 ) -> tuple[int, str]:
     """A job that waits, and the id of its callback. options: of its insert."""
-    job = client.insert({"order": 1}, **{"kind": kind, "queue": "q", **options})
+    given: InsertOpts = {"kind": kind, "queue": "q", **options}
+    job = client.insert({"order": 1}, **given)
     store = client._application.store
     ring, _ = client.perform(store.survey(["q"]))
     (attempt,) = client.perform(store.claim(1, ring, [Demand("q", 1)])).attempts
