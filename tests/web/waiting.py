@@ -7,22 +7,19 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from typing_extensions import Unpack
-
 import awa_sync
 from awa_proto.job import JobRow, JobState
-from awa_proto.options import InsertOpts
 from awa_proto.outcome import Ending, Outcome, Transition
 from awa_proto.store import Demand, Ended
+from awa_proto.unique import UniqueFields
 from tests.web.requests import Request
 
 
 def parked(
-    client: awa_sync.Client, expressions: str | None = None, kind: str = "pay", **options: Unpack[InsertOpts]
+    client: awa_sync.Client, expressions: str | None = None, kind: str = "pay", unique_opts: UniqueFields | None = None
 ) -> tuple[int, str]:
-    """A job that waits, and the id of its callback. options: of its insert."""
-    given: InsertOpts = {"kind": kind, "queue": "q", **options}
-    job = client.insert({"order": 1}, **given)
+    """A job that waits, and the id of its callback."""
+    job = client.insert({"order": 1}, kind=kind, queue="q", unique_opts=unique_opts)
     store = client._application.store
     ring, _ = client.perform(store.survey(["q"]))
     (attempt,) = client.perform(store.claim(1, ring, [Demand("q", 1)])).attempts
