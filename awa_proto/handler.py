@@ -390,14 +390,16 @@ class JobOperations:
         Raises:
             ValidationError: Naming the argument: the timeout is no number of seconds, an expression cannot be compiled.
             AttemptEnded: The attempt was ended by somebody else; nothing is written.
-            DatabaseError: Nothing was written, or the outcome is unknown.
+            DatabaseError: Nothing was written, or the outcome is unknown: call it again, what was written is given then.
         """
         job = self._job
         longest = seconds("timeout", timeout)
         expressions = compile_expressions(filter=filter, on_complete=on_complete, on_fail=on_fail, transform=transform)
         attempt = job._attempt  # noqa: SLF001  its own
         operations: Operations[Any] = job.client.operations
-        op = operations.register_callback(attempt, longest, expressions)
+        recording = job._start.recordings.get(job._fence)  # noqa: SLF001
+        before = None if recording is None else recording.newest
+        op = operations.register_callback(attempt, longest, expressions, before)
 
         def plan() -> Plan[CallbackToken]:
             if job.is_sealed:

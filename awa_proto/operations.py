@@ -245,10 +245,13 @@ class Operations(CronOperations, CallbackOperations[C], Generic[C]):
         return _then(self._store.record_progress([Progress(attempt, compact(progress))]), written)
 
     def register_callback(
-        self, attempt: Attempt, timeout: float, expressions: str | None
+        self, attempt: Attempt, timeout: float, expressions: str | None, before: str | None = None
     ) -> Op[CallbackRegistered | None]:
-        """Give a running attempt a callback, as `job.register_callback` does. None: it has ended."""
-        return self._store.register_callback(attempt, timeout, expressions)
+        """Give a running attempt a callback, as `job.register_callback` does. None: it has ended.
+
+        before: the id of the newest one that its handler was given.
+        """
+        return self._store.register_callback(attempt, timeout, expressions, before)
 
     # single jobs
 

@@ -208,7 +208,7 @@ class Transition:
     to: the new state. attempt: the job's attempt count after it. at: when (database time).
     run_at: when it is due again; None in terminal states. entry: the error entry added, or None.
     outcome: what hooks and follow-ups are called by, or None. dead_letter: why it goes to the dead letters, or None.
-    rescue: why upkeep ended it, if it did.
+    rescue: why upkeep ended it, if it did. callback: the id of the callback that it waits for, of a job that is parked.
     """
 
     to: JobState
@@ -220,6 +220,7 @@ class Transition:
     dead_letter: DeadLetter | None = None
     ending: Ending | None = None
     rescue: RescueReason | None = None
+    callback: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,8 @@ def conclude(
 ) -> Transition:
     """The transition of an attempt that ended. It raises nothing, whatever a handler returned or raised.
 
-    ended: what the handler did; RELEASED or DEADLINE when the machine ended it; why it was rescued.
+    ended: what the handler did; RELEASED or DEADLINE when the machine ended it; UNREGISTERED when the database does not know
+    the callback that it waits for; why it was rescued.
     at: now, in database time. random: floats in [0, 1).
     output: JSON text the attempt recorded. dead_letters: whether a job that fails goes to the dead letters.
     callback: the id of the callback that the attempt has registered, the newest.
@@ -272,6 +274,8 @@ def conclude(
             entry = {"error": describe(error), "traceback": traceback_of(error)}
         case Ending.DEADLINE:
             ending, entry = Ending.DEADLINE, {"error": "hard deadline exceeded"}
+        case Ending.UNREGISTERED:
+            ending, entry = Ending.UNREGISTERED, {"error": NOT_REGISTERED}
         case RescueReason():
             ending, entry = Ending.RESCUED, {"error": RESCUES[ended]}
         case _:
@@ -299,6 +303,7 @@ def conclude(
         _letter(rule, ended) if dead_letters and to is JobState.FAILED else None,
         ending,
         ended if isinstance(ended, RescueReason) else None,
+        callback if ending is Ending.WAIT else None,
     )
 
 

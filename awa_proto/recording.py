@@ -34,7 +34,7 @@ class Recording:
     staging failed, which fails the attempt.
     dropped: how often an output was rejected, by reason. progress: what the job shows of itself, or None when nothing was
     ever said. is_new: whether some progress has not been written yet. is_flushed: whether some has, or a callback.
-    callback: the id of the newest callback that was registered and not used.
+    callback: the id of the newest callback that was registered and not used. newest: the same, used or not.
     """
 
     staged: tuple[NewJob, ...] = ()
@@ -44,6 +44,7 @@ class Recording:
     is_new = False
     is_flushed = False
     callback: str | None = None
+    newest: str | None = None
     _bytes = 0
 
     def __init__(self, attempt: Attempt, progress: Mapping[str, Any] | None) -> None:
@@ -110,7 +111,7 @@ class Recording:
 
     def registered(self, callback: str) -> None:
         """A callback was registered, and is written."""
-        self.callback = callback
+        self.callback = self.newest = callback
         self.is_flushed = True
 
     def flushed(self, progress: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from awa_proto.extra import after_attempt, with_result
 from awa_proto.health import StoreHealth
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
-from awa_proto.outcome import NOT_REGISTERED, DeadLetter, Transition, rfc3339
+from awa_proto.outcome import DeadLetter, Transition, rfc3339
 from awa_proto.plan import Op, Plan
 from awa_proto.store.upkeep import Leadership, Probe, Pruned, Rotation
 
@@ -223,15 +223,8 @@ class Ended(NamedTuple):
     @property
     def extra_of_duplicate(self) -> str | None:
         """The job's extra when it is cancelled instead, since a newer job has its unique key."""
-        return self._with_entry({"error": "rescheduled as duplicate"})
-
-    @property
-    def extra_of_unregistered(self) -> str | None:
-        """The job's extra when it fails instead, since it would wait for a callback that is not registered."""
-        return self._with_entry({"error": NOT_REGISTERED, "terminal": True})
-
-    def _with_entry(self, said: Mapping[str, Any]) -> str | None:
-        entry = {"attempt": self.attempt.attempt, "at": rfc3339(self.transition.at)} | dict(said)
+        at = rfc3339(self.transition.at)
+        entry = {"attempt": self.attempt.attempt, "at": at, "error": "rescheduled as duplicate"}
         return after_attempt(self.extra or self.attempt.extra, entry, None)
 
 
@@ -246,6 +239,8 @@ class Verdict(StrEnum):
     """Somebody else ended it; nothing was written."""
     AGAIN = "again"
     """Another closer was faster with the same claim; nothing was written, send it again."""
+    UNREGISTERED = "unregistered"
+    """It would wait for a callback that is not its newest one, or is none; nothing was written, it is to end otherwise."""
 
 
 class Verdicts(list[Verdict]):
@@ -489,11 +484,14 @@ class Store(Protocol):
         ...
 
     # callbacks
-    def register_callback(self, attempt: Attempt, timeout: float, expressions: str | None) -> Op[Registered | None]:
+    def register_callback(
+        self, attempt: Attempt, timeout: float, expressions: str | None, before: str | None = None
+    ) -> Op[Registered | None]:
         """Give a running attempt a callback, instead of one it may have. None: the attempt has ended.
 
         It is decided by what is committed: whoever ends the attempt at the same moment wins, and the callback is dead.
-        timeout: seconds that a job waits for it, from now.
+        timeout: seconds that a job waits for it, from now. before: the id of the newest one that its handler was given: if it has
+        another one, of a registration whose answer was lost, that is the answer.
         """
         ...
 

@@ -454,8 +454,12 @@ class MemoryStore:
             return accepted if by == flush else Verdict.STALE
         if not may_end:
             return Verdict.STALE
-        claim.closed[attempt.idx] = flush
         job = self._tables.jobs[claim.jobs[attempt.idx]]
+        if transition.to is JobState.WAITING_EXTERNAL and (
+            job.callback is None or job.callback.id != transition.callback
+        ):
+            return Verdict.UNREGISTERED
+        claim.closed[attempt.idx] = flush
         verdict = self._go_on(job, ended, must_win=must_win_again(job.extra, transition.to))
         if verdict is Verdict.DUPLICATE:
             claim.duplicates.add(attempt.idx)
@@ -582,19 +586,27 @@ class MemoryStore:
 
         return _op("find_expired", act, safe_to_retry=True)
 
-    def register_callback(self, attempt: Attempt, timeout: float, expressions: str | None) -> Op[Registered | None]:
+    def register_callback(
+        self, attempt: Attempt, timeout: float, expressions: str | None, before: str | None = None
+    ) -> Op[Registered | None]:
         """A callback for a running attempt."""
 
         def act() -> Registered | None:
             job = self._tables.jobs.get(attempt.id)
             if job is None or job.claim is None or job.run_lease != attempt.run_lease:
                 return None
-            if job.callback is not None:
+            until = self._clock() + timedelta(seconds=timeout)
+            known = job.callback
+            if known is not None and known.id != before:
+                if known.waits is Waits.REGISTERED:
+                    known.timeout_at, known.expressions = until, expressions
+                return Registered(known.id, known.timeout_at)
+            if known is not None:
                 self._waited(job)
             number = sum(int(self._random() * 2**32) << 32 * i for i in range(4))
             id = str(UUID(int=number % 2**128, version=4))
-            job.callback = _Callback(id, self._clock() + timedelta(seconds=timeout), expressions)
-            return Registered(id, job.callback.timeout_at)
+            job.callback = _Callback(id, until, expressions)
+            return Registered(id, until)
 
         return _op("register_callback", act, safe_to_retry=True)
 
@@ -709,10 +721,8 @@ class MemoryStore:
     def _park(self, job: MemoryJob, ended: Ended) -> None:
         """Let a job wait for its callback, which may have come already."""
         callback, at = job.callback, ended.transition.at
-        if callback is None:
-            job.extra = ended.extra_of_unregistered
-            self._move_to(job, JobState.FAILED, at)
-        elif callback.waits is Waits.RESUMED:
+        assert callback is not None
+        if callback.waits is Waits.RESUMED:
             job.extra = extras.with_result(job.extra, callback.result or "null")
             job.attempt -= 1
             self._move_to(job, JobState.AVAILABLE, at)

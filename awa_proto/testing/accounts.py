@@ -126,6 +126,8 @@ class Accounts:
                 if not claim.is_open or (claim.parked is not None and one.called is None):
                     raise Broken(f"{fence} was ended twice: {claim} and {end}")
                 claim.accepted = end
+            elif verdict is Verdict.UNREGISTERED:
+                self.tokens.unregistered(claim, one.transition.callback)
             elif verdict is Verdict.STALE and one.called is None:  # else its callback came, or was given more time
                 refused = one.transition.entry is not None and "ResultRefused" in one.transition.entry["error"]
                 is_rescue = (claim.rescue or one.transition.rescue) is not None

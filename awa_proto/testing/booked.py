@@ -49,8 +49,10 @@ class BookedStore(MemoryStore):
         return ended, flush
 
     @override
-    def register_callback(self, attempt: Attempt, timeout: float, expressions: str | None) -> Op[Registered | None]:
-        op = super().register_callback(attempt, timeout, expressions)
+    def register_callback(
+        self, attempt: Attempt, timeout: float, expressions: str | None, before: str | None = None
+    ) -> Op[Registered | None]:
+        op = super().register_callback(attempt, timeout, expressions, before)
 
         def plan() -> Plan[Registered | None]:
             found = yield from op.start()

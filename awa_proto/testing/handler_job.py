@@ -131,7 +131,9 @@ class _Operations(Operations[Any]):
         return Op("record_progress", plan)
 
     @override
-    def register_callback(self, attempt: Attempt, timeout: float, expressions: str | None) -> Op[Registered | None]:
+    def register_callback(
+        self, attempt: Attempt, timeout: float, expressions: str | None, before: str | None = None
+    ) -> Op[Registered | None]:
         def plan() -> Plan[Registered | None]:
             yield from ()
             if self.is_cancelled:

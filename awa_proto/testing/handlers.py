@@ -135,8 +135,10 @@ class _Client:
     def operations(self) -> Any:
         return self
 
-    def register_callback(self, attempt: Attempt, timeout: float, expressions: str | None) -> Op[Registered | None]:
-        far = self._process.store.register_callback(attempt, timeout, expressions)
+    def register_callback(
+        self, attempt: Attempt, timeout: float, expressions: str | None, before: str | None
+    ) -> Op[Registered | None]:
+        far = self._process.store.register_callback(attempt, timeout, expressions, before)
 
         def plan() -> Plan[Registered | None]:
             found: Registered | None = yield cast("Any", far)  # a step that only a Script takes

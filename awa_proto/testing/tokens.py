@@ -76,6 +76,9 @@ class Tokens:
         check(self._claim(attempt).parked is None, f"a callback was registered for {attempt}, which was parked")
         before = self.newest.get(attempt.id)
         if before is not None:
+            if before.id == registered.id:  # the same one, sent again
+                before.until = registered.timeout_at
+                return
             before.is_replaced = True
         token = Token(registered.id, attempt, registered.timeout_at)
         self.by_id[token.id] = self.newest[attempt.id] = token
@@ -129,6 +132,12 @@ class Tokens:
 
     # what becomes of its attempt
 
+    def unregistered(self, claim: Claim, id: str | None) -> None:
+        """An attempt was not parked, since the callback it would have waited for was none, or not its newest."""
+        token = self.newest.get(claim.attempt.id)
+        is_its_own = token is not None and token.id == id and token.attempt.run_lease == claim.attempt.run_lease
+        check(not is_its_own, f"{claim} was not let wait for {token}")
+
     def parked(self, claim: Claim, end: tuple[int, Transition]) -> None:
         """The database has accepted that an attempt waits; or runs again, since its callback had come."""
         if claim.parked == end:  # the same flush, sent again
@@ -136,8 +145,8 @@ class Tokens:
         token = self.newest.get(claim.attempt.id)
         check(claim.is_open and claim.parked is None, f"{claim} is parked by {end}")
         check(
-            token is not None and token.attempt.run_lease == claim.attempt.run_lease,
-            f"{claim} is parked without a callback",
+            token is not None and token.id == end[1].callback and token.attempt.run_lease == claim.attempt.run_lease,
+            f"{claim} is parked without its callback, {token}",
         )
         assert token is not None
         claim.parked = end

@@ -121,6 +121,10 @@ class Endings:
         progress = None if recording is None else recording.progress_json
         return ended._replace(transition=transition, progress=progress, output=None, follow_ups=())
 
+    def unregistered(self, ended: Ended, at: datetime, now: float) -> Ended:
+        """What stands in place of an attempt that was to wait for a callback which the database does not know (any more)."""
+        return self.of(ended.attempt, Ending.UNREGISTERED, at, now, ended.recording, ended.took)
+
     def written(self, accepted: Sequence[Ended], now: float) -> None:
         """These recorded something and were accepted: count what became of it."""
         keeps = self._context.store.keeps_outputs

@@ -10,6 +10,8 @@ rolled back                   | that batch waits; others go on meanwhile
 refused                       | split in halves, until the bad attempt stands alone: it fails with a clean error
 refused again, alone          | dropped, with an error: rescue ends it one day
 
+An attempt that was to wait for a callback which the database does not know is concluded anew, as one that broke its contract.
+
 A batch keeps its flush number, also in halves, because an earlier sending may have been committed without an answer:
 the store accepts what the same flush has ended before.
 """
@@ -212,17 +214,24 @@ class Finalizer:
         if wanted:
             self._endings.followed_up(wanted, wanted if batch.unsure else verdicts.inserted)
         if otherwise:
-            self._tell_otherwise(otherwise, now)
+            self._end_otherwise(otherwise, now)
         if again:
             # The closer that was faster may have been an earlier sending of this very flush, so the number stays.
             batch.ended = again
             batch.due = now
             self._stuck.insert(0, batch)
 
-    def _tell_otherwise(self, otherwise: Sequence[tuple[Ended, Verdict]], now: float) -> None:
-        """Say which attempts did not end as their handlers meant. That a callback came before its job was parked is no news."""
+    def _end_otherwise(self, otherwise: Sequence[tuple[Ended, Verdict]], now: float) -> None:
+        """Say which attempts did not end as their handlers meant. That a callback came before its job was parked is no news.
+
+        Those that would wait for a callback which the database does not know are concluded anew, for another flush.
+        """
         for ended, verdict in otherwise:
             attempt = ended.attempt
+            if verdict is Verdict.UNREGISTERED:
+                self._pending.append(self._endings.unregistered(ended, self._context.clock.at(now), now))
+                self.unwritten += 1
+                continue
             if verdict is Verdict.STALE and ended.transition.ending is Ending.WAIT:
                 continue
             if verdict is Verdict.DUPLICATE:

@@ -3,9 +3,10 @@
 import hashlib
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from statistics import median
 from typing import TypeVar
@@ -61,21 +62,21 @@ def _rates(arena: Arena, system: System, jobs: int) -> Iterator[Figure]:
         store = QueueStore(random=random.random)
         client.enqueue_many(({"kind": "k", "n": n} for n in range(jobs)), queue="q")
         attempts = _claimed(client, store)
-        ids: list[str] = []
+        ids: dict[int, str] = {}
 
         def register(attempt: Attempt) -> None:
             registered = client.perform(store.register_callback(attempt, 3600.0, None))
             assert registered is not None
-            ids.append(registered.id)
+            ids[attempt.id] = registered.id
 
         yield Figure("register", "calls/s", jobs / _seconds(lambda: _all(senders.map(register, attempts))))
-        yield Figure("park", "jobs/s", jobs / _seconds(lambda: _park(client, store, attempts)))
+        yield Figure("park", "jobs/s", jobs / _seconds(lambda: _park(client, store, attempts, ids)))
         here.database.checkpoint()
 
         def complete(id: str) -> None:
             assert client.complete_external(id).state is JobState.COMPLETED
 
-        yield Figure("complete", "calls/s", jobs / _seconds(lambda: _all(senders.map(complete, ids))))
+        yield Figure("complete", "calls/s", jobs / _seconds(lambda: _all(senders.map(complete, ids.values()))))
 
 
 def _growth(arena: Arena, system: System, few: int, many: int) -> Iterator[Figure]:
@@ -120,10 +121,11 @@ def _claimed(client: awa_sync.Client, store: QueueStore) -> list[Attempt]:
     return found
 
 
-def _park(client: awa_sync.Client, store: QueueStore, attempts: Sequence[Attempt]) -> None:
+def _park(client: awa_sync.Client, store: QueueStore, attempts: Sequence[Attempt], ids: Mapping[int, str]) -> None:
+    waits = Transition(JobState.WAITING_EXTERNAL, 1, datetime.now(UTC), outcome=Outcome.WAITING_FOR_CALLBACK)
     for first in range(0, len(attempts), _BATCH):
-        transition = Transition(JobState.WAITING_EXTERNAL, 1, datetime.now(UTC), outcome=Outcome.WAITING_FOR_CALLBACK)
-        ended = [Ended(each, transition, flushed=True) for each in attempts[first : first + _BATCH]]
+        batch = attempts[first : first + _BATCH]
+        ended = [Ended(each, replace(waits, callback=ids[each.id]), flushed=True) for each in batch]
         client.perform(store.finalize(ended, first + 1))
 
 

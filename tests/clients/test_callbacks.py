@@ -436,6 +436,39 @@ def test_a_token_that_was_replaced_is_waited_for_in_vain(run: Callable[..., None
     run(scenario)
 
 
+def test_a_job_does_not_wait_for_a_token_that_nobody_has(run: Callable[..., None]) -> None:
+    """Its handler registered once more, and gave up before it was answered."""
+
+    async def scenario(app: App) -> None:
+        ids: list[str] = []
+
+        def pay(job: Any) -> Generator[Any, Any, Any]:
+            token = yield job.register_callback()
+            yield job.client.perform(job.client.operations.register_callback(job._attempt, 3600.0, None, token.id))
+            if job.args.amount == 2:
+                token = yield job.register_callback()
+            ids.append(token.id)
+            return awa.WaitForCallback(token)
+
+        app.task(Pay)(pay)
+        app.on_waiting_for_callback_enqueue(Pay)(lambda args, _: Paid(args.amount))
+        ear = Ear()
+        app.on_event(Pay)(ear)
+        (first,) = await app.run(Pay(1))
+        assert (first.state, first.dlq_reason) == (JobState.FAILED, "wait_for_callback_contract_violation")
+        assert (first.errors[-1]["terminal"], "not registered" in first.errors[-1]["error"]) == (True, True)
+        with pytest.raises(awa.CallbackNotFound):
+            await app.client.complete_external(ids[0])
+        (second,) = await app.run(Pay(2))
+        assert (second.state, second.callback_id) == (WAITS, ids[1])
+        assert (await app.client.complete_external(ids[1])).state is COMPLETED
+        assert [each.args for each in await app.client.list_jobs(kind="paid")] == [{"amount": 2}]
+        heard = await ear.hears(4, app.client)
+        assert [type(event).__name__ for event in heard] == ["Started", "Started", "WaitingForCallback", "Completed"]
+
+    run(scenario, dead_letters=True)
+
+
 class Slow:
     """A database over whose lane for such things nothing is written of handlers that wait no more, until `word` is set."""
 

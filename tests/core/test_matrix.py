@@ -91,6 +91,10 @@ ROWS: list[tuple[str, Any, tuple[Any, ...]]] = [
      ("failed", "the handler waits for a callback that is not registered", "failed",
       "the handler waits for a callback that is not registered", True, 1, None, "entry", None, None,
       "wait_for_callback_contract_violation", "wait_for_callback_contract_violation")),
+    ("WaitForCallback, not registered as the database says", Ending.UNREGISTERED,
+     ("failed", "the handler waits for a callback that is not registered", "failed",
+      "the handler waits for a callback that is not registered", True, 1, None, "entry", None, None,
+      "wait_for_callback_contract_violation", "wait_for_callback_contract_violation")),
     ("deadline", Ending.DEADLINE,
      ("retryable", "hard deadline exceeded", "failed", "hard deadline exceeded",
       False, 1, BACKOFF, "abandoned", "retried", "exhausted", None, "max_attempts_exhausted")),
@@ -201,7 +205,8 @@ def test_a_row_of_the_matrix(
     assert counted == [failed if state == "failed" else (others.get(state, f"awa.job.{state}"), None)]
 
     discarded = context.tally.total("awa.job.staged_follow_ups_discarded")
-    assert discarded == isinstance(getattr(ending, "value", None), WaitForCallback)
+    waits = ending is Ending.UNREGISTERED or isinstance(getattr(ending, "value", None), WaitForCallback)
+    assert discarded == waits
 
     # event and follow-ups
     assert transition.outcome == outcome

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from awa_proto.errors import CallbackNotFound
 from awa_proto.handler import JobBase
 from awa_proto.job import Attempt, JobState
-from awa_proto.outcome import Raised, Returned, WaitForCallback
+from awa_proto.outcome import DeadLetter, Raised, Returned, WaitForCallback
 from awa_proto.recording import Recording
 from awa_proto.store import Promoted, Ring, Verdict, Verdicts, Waited
 from awa_proto.worker.config import QueueConfig
 from awa_proto.worker.events import (
     CancelJob,
     Emit,
+    Happened,
     JobEnded,
     Output,
     Reason,
@@ -165,6 +166,26 @@ def test_that_a_callback_came_before_its_job_was_parked_is_no_news() -> None:
     said = bench.done("finalize", Verdicts([Verdict.STALE]))
     assert of(Emit, said) == []
     assert (bench.machine.unwritten, bench.machine.tally.total(STALE)) == (0, 0)
+
+
+def test_a_job_that_would_wait_for_what_the_database_does_not_know_fails_as_the_matrix_says() -> None:
+    bench = Bench(dead_letters=True, hooked=frozenset({ONE.kind})).running()
+    (start,) = bench.claimed(ONE)
+    recording = start.recordings[ONE.id, ONE.run_lease] = Recording(ONE, None)
+    recording.registered("a")
+    bench.hear(JobEnded(ONE, Returned(WaitForCallback("a"))))
+    ((parks,), _) = bench.store.flushes[-1]
+    assert (parks.transition.to, parks.transition.callback) == (JobState.WAITING_EXTERNAL, "a")
+    said = bench.done("finalize", Verdicts([Verdict.UNREGISTERED]))
+    ((fails,), _) = bench.store.flushes[-1]
+    assert len(bench.store.flushes) == 2, "what stands in its place is another flush"
+    assert (fails.transition.to, fails.transition.dead_letter) == (JobState.FAILED, DeadLetter.NO_CALLBACK)
+    assert fails.transition.entry is not None
+    assert fails.transition.entry["terminal"] is True
+    assert (fails.flushed, bench.machine.unwritten) == (True, 1)
+    said += bench.done("finalize", Verdicts([Verdict.ACCEPTED]))
+    assert [type(event).__name__ for told in of(Happened, said) for event in told.events] == []
+    assert bench.machine.unwritten == 0
 
 
 def test_a_callback_that_came_as_its_handler_left_is_still_one_to_park_for() -> None:

@@ -26,6 +26,7 @@ from tests.store.machine import LONG_AGO, QUEUES, WAITING_KEYS, Machine
 
 TIMEOUTS = st.sampled_from([0.5, 5.0, 40.0, 3600.0])
 USES = st.sampled_from(["complete", "fail", "retry", "resume"])
+NOBODY = "00000000-0000-4000-8000-000000000000"
 PAYLOADS = st.sampled_from([None, {"n": 1.0}, [1, None], "soon"])
 
 
@@ -59,14 +60,17 @@ class CallbackMachine(Machine):
     def __init__(self) -> None:
         super().__init__()
         self._all: list[Pair] = []
+        self._newest: dict[tuple[int, int], tuple[str, str]] = {}
 
     # the workers
 
-    @rule(target=registered, claimed=Machine.claimed, timeout=TIMEOUTS)
-    def register_callback(self, claimed: tuple[Attempt, Attempt], timeout: float) -> Any:
+    @rule(target=registered, claimed=Machine.claimed, timeout=TIMEOUTS, knows=st.booleans())
+    def register_callback(self, claimed: tuple[Attempt, Attempt], timeout: float, knows: bool) -> Any:
+        """knows: the handler was given the newest one, else the answer was lost."""
         twins, (real, model) = self._twins, claimed
-        found = twins.real(twins.store.register_callback(real, timeout, None))
-        same = twins.model(twins.memory.register_callback(model, timeout, None))
+        newest = self._newest.get((model.id, model.run_lease), (None, None)) if knows else (None, None)
+        found = twins.real(twins.store.register_callback(real, timeout, None, newest[0]))
+        same = twins.model(twins.memory.register_callback(model, timeout, None, newest[1]))
         if found is None or same is None:
             assert found is None
             assert same is None
@@ -74,6 +78,7 @@ class CallbackMachine(Machine):
         assert found.timeout_at == same.timeout_at
         twins.callbacks[found.id] = same.id
         pair = Pair(Side(real, found.id), Side(model, same.id))
+        self._newest[model.id, model.run_lease] = found.id, same.id
         self._all.append(pair)
         return pair
 
@@ -96,17 +101,17 @@ class CallbackMachine(Machine):
         for way in ways:
             self.insert([(queue, 1, LONG_AGO, extra, "k", unique)], copied=False, skip=True)
             for claimed in self.claim(0, queue, 1, 0.0, None, advance=False).values:
-                pair = self.register_callback(claimed, timeout)
+                pair = self.register_callback(claimed, timeout, knows=True)
                 pairs.append(pair)
                 if newer:
                     self.insert([(queue, 4, None, None, "k", unique)], copied=False, skip=True)
                 if way in {"waits", "waited and parked"}:
                     self.wait([pair])
                 if way in {"parked", "waited and parked"}:
-                    self.park([claimed], resend=False)
+                    self.park([claimed], resend=False, knows=True)
                 elif way == "came early":
                     self.use(pair, "resume", [1.0], buries=False, guard=None)
-                    self.park([claimed], resend=True)
+                    self.park([claimed], resend=True, knows=True)
         return multiple(*pairs)
 
     @rule(number=st.integers(0, 999), seconds=st.sampled_from([1.0, 4.0, 31.0]), use=USES, leaves=st.booleans())
@@ -132,16 +137,24 @@ class CallbackMachine(Machine):
         else:
             self.heartbeat_callback(pair, seconds)
 
-    @rule(bite=st.lists(Machine.claimed, min_size=1, max_size=4), resend=st.booleans())
-    def park(self, bite: list[tuple[Attempt, Attempt]], resend: bool) -> None:
-        """Also attempts that have no callback, which fails them, and those that have ended."""
+    @rule(
+        bite=st.lists(Machine.claimed, min_size=1, max_size=4),
+        resend=st.booleans(),
+        knows=st.sampled_from([True, True, False]),
+    )
+    def park(self, bite: list[tuple[Attempt, Attempt]], resend: bool, knows: bool) -> None:
+        """Also attempts that have no callback, or another one, and those that have ended."""
         alike = {extras.unique_of(real.extra) or real.id: (real, model) for real, model in bite}
-        self._written([(self._parking(real), self._parking(model)) for real, model in alike.values()], resend)
+        ended: list[tuple[Ended, Ended]] = []
+        for real, model in alike.values():
+            ids = self._newest.get((model.id, model.run_lease), (NOBODY, NOBODY)) if knows else (NOBODY, NOBODY)
+            ended.append((self._parking(real, ids[0]), self._parking(model, ids[1])))
+        self._written(ended, resend)
 
-    def _parking(self, attempt: Attempt) -> Ended:
+    def _parking(self, attempt: Attempt, id: str) -> Ended:
         waits = Transition(
             JobState.WAITING_EXTERNAL, attempt.attempt, self._twins.now, outcome=Outcome.WAITING_FOR_CALLBACK,
-            ending=Ending.WAIT,
+            ending=Ending.WAIT, callback=id,
         )  # fmt: skip
         return Ended(attempt, waits, flushed=True)
 

@@ -38,7 +38,7 @@ def _ends(to: JobState, dead_letter: DeadLetter | None = None, *, due: bool = Fa
 
 STATEMENTS: dict[str, tuple[Statement, set[str]]] = {
     "register": (
-        Statement("register", callbacks.register_sql(NAMES, 0), (1, 1, 1, 0, "q", 1.0, None)),
+        Statement("register", callbacks.register_sql(NAMES, 0), (1, 1, 1, 0, "q", 1.0, None, ID)),
         set(),
     ),
     "find": (Statement("find", callbacks.find_sql(NAMES), (ID,)), set()),

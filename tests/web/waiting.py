@@ -26,8 +26,9 @@ def parked(
     found = client.perform(store.register_callback(attempt, 3600.0, expressions))
     assert found is not None
     waits = Transition(
-        JobState.WAITING_EXTERNAL, 1, datetime.now(UTC), outcome=Outcome.WAITING_FOR_CALLBACK, ending=Ending.WAIT
-    )
+        JobState.WAITING_EXTERNAL, 1, datetime.now(UTC), outcome=Outcome.WAITING_FOR_CALLBACK, ending=Ending.WAIT,
+        callback=found.id,
+    )  # fmt: skip
     client.perform(store.finalize([Ended(attempt, waits, flushed=True)], job.id))
     return job.id, found.id
 

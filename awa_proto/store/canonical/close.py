@@ -143,8 +143,8 @@ def _park(n: Names, which: str) -> str:
     """
     return f"""
 parking AS MATERIALIZED (
-  SELECT h.*, CASE WHEN l.state = 3 THEN 3 WHEN l.state IS NOT NULL THEN 2 END AS waits, l.result
-  FROM held h LEFT JOIN locked l ON l.job_id = h.id AND l.run_lease = h.run_lease
+  SELECT h.*, CASE l.state WHEN 3 THEN 3 ELSE 2 END AS waits, l.result
+  FROM held h JOIN locked l ON l.job_id = h.id AND l.run_lease = h.run_lease
 ),
 begun AS (
   UPDATE {n.s}.callbacks c SET state = 2, waits_since = clock_timestamp()
@@ -158,12 +158,10 @@ spent AS (
 
 
 _RESUMED = RESULT.replace("then_extra", "h.then_extra").replace("result::", "h.result::")
-_PARKED = f"""state = CASE h.waits WHEN 2 THEN $4::smallint WHEN 3 THEN {CODES[JobState.AVAILABLE]}
-                           ELSE {CODES[JobState.FAILED]} END,
-      finalized_at = CASE WHEN h.waits IS NULL THEN h.at END, attempt = h.count - CASE h.waits WHEN 3 THEN 1 ELSE 0 END,
+_PARKED = f"""state = CASE h.waits WHEN 3 THEN {CODES[JobState.AVAILABLE]} ELSE $4::smallint END,
+      finalized_at = NULL, attempt = h.count - CASE h.waits WHEN 3 THEN 1 ELSE 0 END,
       attempted_at = CASE WHEN h.waits = 3 THEN NULL ELSE j.attempted_at END,
-      extra = CASE h.waits WHEN 2 THEN h.then_extra WHEN 3 THEN {_RESUMED}
-                           ELSE h.unregistered::json END"""
+      extra = CASE h.waits WHEN 3 THEN {_RESUMED} ELSE h.then_extra END"""
 
 
 def _becomes(form: Form) -> str:
@@ -225,19 +223,20 @@ def sql(n: Names, form: Form) -> str:
     """$1 ids, $2 leases, $3 flush, $4 the new state; each attempt at most once.
 
     Except for completions also, per attempt: $5 the job's attempt count, $6 when it is due again, $7 when it ended, $8 its
-    new extra or NULL to keep what it had, $9 why it is a dead letter, $10 its extra if it is a duplicate. Then the columns of
-    the follow-ups.
+    new extra or NULL to keep what it had, $9 why it is a dead letter, $10 its extra if it is a duplicate, $11 the id of the
+    callback that it waits for. Then the columns of the follow-ups.
 
     It waits at most 200 ms for a lock. Returns a row per attempt: id, lease, whether this flush ended it (now, or when it was
-    sent before), whether somebody else was faster while this was under way, how many follow-ups were inserted, and whether the
-    job was cancelled as a duplicate. If the first two are false the attempt is stale.
+    sent before), whether somebody else was faster while this was under way, how many follow-ups were inserted, whether the
+    job was cancelled as a duplicate, and whether it was not parked since its newest callback is another one than it waits for.
+    If all but the count are false the attempt is stale.
     """
     lean = form.into is _Into.COMPLETED
     given = (
         "$1::bigint[], $2::bigint[]) g(id, lease)"
         if lean
         else "$1::bigint[], $2::bigint[], $5::smallint[], $6::timestamptz[], $7::timestamptz[], $8::text[], $9::text[],\n"
-        "       $10::text[], $11::text[]) g(id, lease, count, due, at, now_extra, reason, duplicate, unregistered)"
+        "       $10::text[], $11::text[]) g(id, lease, count, due, at, now_extra, reason, duplicate, callback)"
     )
     first = 5 if lean else 12
     runs_again = {
@@ -252,7 +251,7 @@ def sql(n: Names, form: Form) -> str:
     taken = None if lean else kept("held", _becomes(form), "then_extra")
     of, rotor = ("bigint", "bigint"), "$3::bigint"
     follow = follow_ups(n, first, of=of, on=mine, rotor=rotor, keyed=form.keyed, taken=taken)
-    more = "g.count, g.due, g.at, g.reason, g.duplicate, g.unregistered, coalesce(g.now_extra::json, j.extra) AS then_extra"
+    more = "g.count, g.due, g.at, g.reason, g.duplicate, coalesce(g.now_extra::json, j.extra) AS then_extra"
     duplicates = "coalesce(cancelled, false) OR id IN (SELECT id FROM kept_out)" if form.returning else "false"
     forgotten = f"""
 forgotten AS (
@@ -265,7 +264,7 @@ forgotten AS (
     # callbacks are locked before anything else, so that whoever uses one is waited for, or waits
     last = first + (len(COLUMNS) + 2 * form.keyed if form.following else 0)
     which = called(last) if form.called else "c.job_id = ANY ($1::bigint[])"
-    how = ", c.state, c.result" if form.into is _Into.WAITING else ""
+    how = ", c.callback_id, c.state, c.result" if form.into is _Into.WAITING else ""
     locked = f"""
 locked AS MATERIALIZED (
   SELECT c.job_id, c.run_lease{how} FROM {n.s}.callbacks c WHERE {which} AND (SELECT count(*) FROM given) > 0
@@ -277,6 +276,13 @@ locked AS MATERIALIZED (
         runs = f"""j.state IN ({RUNNING}, {CODES[JobState.WAITING_EXTERNAL]})
     AND EXISTS (SELECT FROM locked l WHERE l.job_id = j.id AND l.run_lease = j.run_lease)"""
     still = " AND EXISTS (SELECT FROM locked l WHERE l.job_id = g.id AND l.run_lease = g.lease)" if form.called else ""
+    unregistered = "false"
+    if form.into is _Into.WAITING:
+        own = "l.job_id = g.id AND l.run_lease = g.lease AND l.callback_id = g.callback::uuid"
+        still = f" AND EXISTS (SELECT FROM locked l WHERE {own})"
+        runs += still
+        unregistered = f"bool_or(k.state = {RUNNING} AND k.run_lease = g.lease AND NOT{still.removeprefix(' AND')})"
+        unregistered = f"coalesce({unregistered}, false)"
     if locks:
         runs += " AND (SELECT count(*) FROM locked) >= 0"
     return f"""
@@ -293,7 +299,8 @@ verdict AS MATERIALIZED (   -- of those not ended now: as it was before this sta
   SELECT g.id, g.lease, f.id IS NOT NULL AS fresh, bool_or(k.state = {RUNNING} AND k.run_lease = g.lease{still}) AS running,
          bool_or(k.state = {CODES[JobState.CANCELLED]} AND k.run_lease = g.lease) AS cancelled,
          bool_or(EXISTS (SELECT FROM generate_series(1, cardinality(k.ended), 2) i
-                         WHERE k.ended[i] = g.lease AND k.ended[i + 1] = $3::bigint)) AS mine
+                         WHERE k.ended[i] = g.lease AND k.ended[i + 1] = $3::bigint)) AS mine,
+         {unregistered} AS unregistered
   FROM given g LEFT JOIN fresh f ON f.id = g.id AND f.run_lease = g.lease
   LEFT JOIN LATERAL (
     SELECT j.state, j.run_lease, j.ended FROM {n.s}.jobs_hot j WHERE f.id IS NULL AND j.id = g.id
@@ -303,7 +310,9 @@ verdict AS MATERIALIZED (   -- of those not ended now: as it was before this sta
     SELECT NULL, NULL, l.ended FROM {n.s}.canonical_left l WHERE f.id IS NULL AND l.id = g.id) k ON true
   GROUP BY g.id, g.lease, f.id
 )
-SELECT id, lease, fresh OR coalesce(mine, false), coalesce(running, false), {inserted}, {duplicates}{woken} FROM verdict"""
+SELECT id, lease, fresh OR coalesce(mine, false), coalesce(running, false), {inserted}, {duplicates},
+       unregistered{woken}
+FROM verdict"""
 
 
 def statement(n: Names, attempts: Sequence[Ended], flush: int, *, outside: bool = False) -> Statement:
@@ -333,7 +342,7 @@ def statement(n: Names, attempts: Sequence[Ended], flush: int, *, outside: bool 
             [e.extra for e in attempts],
             [e.transition.dead_letter for e in attempts],
             [e.extra_of_duplicate if form.returning else None for e in attempts],
-            [e.extra_of_unregistered if form.into is _Into.WAITING else None for e in attempts],
+            [e.transition.callback for e in attempts],
         )
     if form.following:
         params += columns(attempts, _fence, keyed=form.keyed)
@@ -360,12 +369,18 @@ def finalizing(n: Names, attempts: Sequence[Ended], flush: int, *, outside: bool
     for _, positions in sorted(groups.items()):
         one = statement(n, [attempts[p] for p in positions], flush, outside=outside)
         rows: Rows = yield from persistently(one)
-        answers = {(id, lease): (accepted, again, duplicate) for id, lease, accepted, again, _, duplicate, *_ in rows}
         verdicts.inserted += rows[0][4]
+        if any(row[6] for row in rows):
+            # whoever used the callback has perhaps ended the attempt, which that statement did not see, and this one will
+            rows = yield from persistently(one)
+            verdicts.inserted += rows[0][4]
+        answers = {row[:2]: row[2:7] for row in rows}
         for p in positions:
-            accepted, again, duplicate = answers[_fence(attempts[p].attempt)]
+            accepted, again, _, duplicate, unregistered = answers[_fence(attempts[p].attempt)]
             if accepted:
                 verdicts[p] = Verdict.DUPLICATE if duplicate else Verdict.ACCEPTED
             elif again:
                 verdicts[p] = Verdict.AGAIN
+            elif unregistered:
+                verdicts[p] = Verdict.UNREGISTERED
     return verdicts

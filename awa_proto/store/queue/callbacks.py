@@ -44,10 +44,21 @@ _MOST_LOOKS = 10
 
 @lru_cache
 def register_sql(n: Names, s: int) -> str:
-    """$1 job id, $2 lease, $3 claim id, $4 index, $5 queue, $6 seconds, $7 expressions or NULL. No row: it has ended.
+    """$1 job id, $2 lease, $3 claim id, $4 index, $5 queue, $6 seconds, $7 expressions or NULL, $8 the id of the newest one
+    that the handler knows of, or NULL. No row: it has ended.
 
-    A handler that registers does not wait any more for what it had registered, whether that was written already or not.
+    A handler that registers does not wait any more for what it had registered, whether that was written already or not. One
+    that it does not know is of a registration whose answer was lost: it is given that. So a registration that is sent again, or
+    arrives late, takes the place of none that the handler was given meanwhile.
     """
+    is_unknown = "a.run_lease = excluded.run_lease AND a.callback_id IS DISTINCT FROM $8::text::uuid"
+
+    def chosen(new: str, old: str) -> str:
+        return f"CASE WHEN {is_unknown} THEN a.{old} ELSE {new} END"
+
+    def said(column: str) -> str:
+        return f"CASE WHEN {is_unknown} AND a.state <> 0 THEN a.{column} ELSE excluded.{column} END"
+
     open_in_log = f"""
   EXISTS (
     SELECT FROM {n.s}.claims_{s} c
@@ -62,20 +73,23 @@ SELECT $1::bigint, $2::bigint, gen_random_uuid(), {s}, $3::bigint, $4::smallint,
        clock_timestamp() + $6::float8 * interval '1 s', $5::text, $7::text
 WHERE {open_row if s == CANONICAL else open_in_log}
 ON CONFLICT (job_id) DO UPDATE
-SET run_lease = excluded.run_lease, callback_id = excluded.callback_id, state = 0, seg = excluded.seg,
-    claim_id = excluded.claim_id, idx = excluded.idx, timeout_at = excluded.timeout_at, waits_since = NULL,
-    waited = CASE WHEN a.run_lease = excluded.run_lease
+SET run_lease = excluded.run_lease, callback_id = {chosen("excluded.callback_id", "callback_id")},
+    state = {chosen("0", "state")}, seg = excluded.seg, claim_id = excluded.claim_id, idx = excluded.idx,
+    timeout_at = {said("timeout_at")}, waits_since = {chosen("NULL", "waits_since")},
+    waited = CASE WHEN {is_unknown} THEN a.waited WHEN a.run_lease = excluded.run_lease
       THEN a.waited + coalesce(extract(epoch FROM clock_timestamp() - a.waits_since), 0)::float8 ELSE 0 END,
-    queue = excluded.queue, expressions = excluded.expressions, result = NULL
+    queue = excluded.queue, expressions = {said("expressions")}, result = {chosen("NULL", "result")}
 WHERE a.run_lease < excluded.run_lease OR (a.run_lease = excluded.run_lease AND a.state <> {int(Waits.PARKED)})
 RETURNING callback_id::text, timeout_at"""
 
 
-def register(n: Names, attempt: Attempt, timeout: float, expressions: str | None) -> Op[Registered | None]:
+def register(
+    n: Names, attempt: Attempt, timeout: float, expressions: str | None, before: str | None
+) -> Op[Registered | None]:
     """A callback for a running attempt, written, or None when it has ended."""
     s = attempt.segment
     fence = (attempt.id, attempt.run_lease, attempt.claim_id, attempt.idx, attempt.queue)
-    statement = Statement(f"callback.register.{s}", register_sql(n, s), (*fence, timeout, expressions))
+    statement = Statement(f"callback.register.{s}", register_sql(n, s), (*fence, timeout, expressions, before))
 
     def plan() -> Plan[Registered | None]:
         rows = yield from persistently(statement)

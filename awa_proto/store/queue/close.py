@@ -10,7 +10,7 @@ Lock order in every statement: segments ascending, closures by claim_id, then th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from functools import lru_cache
 from operator import attrgetter
@@ -80,17 +80,15 @@ class Form(NamedTuple):
     @property
     def more(self) -> tuple[str, ...]:
         """What is said of each attempt besides, as text."""
-        said = {
-            "reason": self.into is _Into.DLQ,
-            "duplicate": self.returning,
-            "unregistered": self.into is _Into.WAITING,
-        }
+        said = {"reason": self.into is _Into.DLQ, "duplicate": self.returning}
         return tuple(name for name, yes in said.items() if yes)
 
     @property
     def first(self) -> int:
         """The number of the first parameter after those of the attempts."""
-        return 7 if self.outputs else 6 if self.into is _Into.NOWHERE else 12 + len(self.more)
+        if self.into is _Into.NOWHERE:
+            return 6 + self.outputs
+        return 12 + len(self.more) + (self.into is _Into.WAITING)
 
     @property
     def last(self) -> int:
@@ -207,7 +205,6 @@ def _parked(n: Names, but_lost: str) -> str:
     """
     jobs = "FROM accepted a JOIN called c ON c.job_id = a.id AND c.run_lease = a.lease"
     again = _body("run_at").replace("count,", "(count - 1)::smallint,").replace("then_extra", RESULT)
-    failed = _body("run_at").replace("then_extra", "unregistered::json")
     return f"""
 called AS MATERIALIZED (
   SELECT l.job_id, l.run_lease, CASE l.state WHEN 3 THEN 3 ELSE 2 END AS waits, l.result
@@ -231,11 +228,6 @@ again AS (
   INSERT INTO {n.s}.ready (seg, id, {BODY})
   SELECT {n.open_segment}, id, {again} {jobs.replace("c ON", "c ON c.waits = 3 AND")} ORDER BY id
   RETURNING queue
-),
-failed AS (
-  INSERT INTO {n.s}.failed (id, state, attempted_at, finalized_at, {BODY})
-  SELECT id, {CODES[JobState.FAILED]}, claimed_at, at, {failed} FROM accepted
-  WHERE id NOT IN (SELECT job_id FROM called){but_lost.replace("WHERE", "AND")} ORDER BY id
 ),"""
 
 
@@ -338,14 +330,15 @@ def sql(n: Names, s: int, form: Form) -> str:
 
     Except for completions also, per attempt: $6 claim id, $7 index, $8 the job's attempt count, $9 when it is due again,
     $10 when it ended, $11 its new extra or NULL to keep what it had, from $12 what `Form.more` names: why it is a dead letter,
-    its extra if it is a duplicate, or if it waits for nothing. Of completions with outputs $6, per claim: a JSON array of them,
-    one for each index of $3 in ascending order. Then the columns of the follow-ups; at last, of those that are called, what
-    `called` says.
+    or its extra if it is a duplicate. Of completions with outputs $6, per claim: a JSON array of them, one for each index of $3
+    in ascending order. Of those that are parked the next one, per claim: an array literal of the ids of the callbacks they wait
+    for, one for each index of $3. Then the columns of the follow-ups; at last, of those that are called, what `called` says.
     Each claim at most once per call.
 
     Returns a row per claim that exists: the indexes ended by this flush (now, or when it was sent before), and whether a
     concurrent closer was faster, in which case nothing was written for that claim; then how many follow-ups were inserted,
-    and of returning ones the indexes that were cancelled as duplicates. An index that is in none is stale.
+    of returning ones the indexes that were cancelled as duplicates, and of those that were to be parked the open ones whose
+    newest callback is not the one they would wait for. An index that is in none is stale.
     """
     runs_again = {_Into.READY: "moved", _Into.WAITING: "again"}.get(form.into)
     told = f"""SELECT {n.notify("'!' || k.job_ids[i + 1] || ':' || k.lease")}::text
@@ -375,6 +368,10 @@ forgotten AS (
         if form.called
         else ""
     )
+    # as a CASE, so that what is looked up is hashed once
+    indexes = """unnest(idx, callbacks) u(i, callback) WHERE CASE
+      WHEN (job_ids[i + 1], lease, callback) IN (SELECT job_id, run_lease, callback_id FROM locked) THEN true END AND"""
+    indexes = indexes if form.into is _Into.WAITING else "unnest(idx) i WHERE"
     outputs = """,
          CASE WHEN o.idx = o.wanted THEN o.outputs::json ELSE (
            SELECT json_agg(o.outputs::json -> (array_position(o.wanted, i) - 1) ORDER BY i) FROM unnest(o.idx) i) END"""
@@ -384,12 +381,20 @@ forgotten AS (
          SELECT i FROM known k CROSS JOIN LATERAL unnest(k.mine) i CROSS JOIN LATERAL (
            SELECT d.state FROM {n.s}.failed d WHERE d.id = k.job_ids[i + 1] AND d.run_lease = k.lease ORDER BY d.id LIMIT 1) d
          WHERE k.claim_id = verdict.claim_id AND d.state = {CODES[JobState.CANCELLED]})"""
+    unregistered = """,
+         ARRAY(SELECT i FROM unnest(k.idx) i WHERE i BETWEEN 0 AND cardinality(k.job_ids) - 1
+               EXCEPT SELECT i FROM unnest(k.ended) i EXCEPT SELECT i FROM unnest(o.idx) i) AS unregistered"""
+    of_claims, more, shown = "$1::bigint[], $2::bigint[], $3::text[]", "", ""
+    if form.outputs:
+        of_claims, more, shown = of_claims + ", $6::text[]", ", outputs", ", outputs"
+    elif form.into is _Into.WAITING:
+        of_claims, more, shown = f"{of_claims}, ${first - 1}::text[]", ", callbacks", ", callbacks::uuid[] AS callbacks"
     return f"""
 WITH wanted AS MATERIALIZED (
-  SELECT claim_id, lease, idx::smallint[] AS idx{", outputs" if form.outputs else ""}
+  SELECT claim_id, lease, idx::smallint[] AS idx{shown}
          {"" if form.outside else ", set_config('lock_timeout', '200ms', true)"}
-  FROM {given(f"$1::bigint[], $2::bigint[], $3::text[]{', $6::text[]' if form.outputs else ''}", alone=form.outside)}
-       w(claim_id, lease, idx{", outputs" if form.outputs else ""})
+  FROM {given(of_claims, alone=form.outside)}
+       w(claim_id, lease, idx{more})
 ),
 known AS MATERIALIZED (
   SELECT w.*, c.job_ids, c.prior, c.claimed_at, ended.idx AS ended, ended.mine, ended.next
@@ -406,7 +411,7 @@ known AS MATERIALIZED (
 ),{_locked(n, form) if locks else ""}
 open AS MATERIALIZED (
   SELECT claim_id, next{", outputs, idx AS wanted" if form.outputs else ""}, ARRAY(
-    SELECT i FROM unnest(idx) i WHERE i BETWEEN 0 AND cardinality(job_ids) - 1{ended_by}
+    SELECT i FROM {indexes} i BETWEEN 0 AND cardinality(job_ids) - 1{ended_by}
     EXCEPT SELECT i FROM unnest(ended) i ORDER BY i) AS idx
   FROM known
 ),
@@ -419,10 +424,11 @@ fresh AS (
 ),{_side(n, s, form)}{follow if form.following else ""}{forgotten if form.forgets or form.outside or form.called else ""}
 verdict AS MATERIALIZED (
   SELECT k.claim_id, coalesce(f.idx, '{{}}') || ARRAY(SELECT i FROM unnest(k.idx) i WHERE i = ANY (k.mine)) AS ended,
-         f.claim_id IS NULL AND cardinality(o.idx) > 0 AS again
+         f.claim_id IS NULL AND cardinality(o.idx) > 0 AS again{unregistered if form.into is _Into.WAITING else ""}
   FROM known k JOIN open o USING (claim_id) LEFT JOIN fresh f USING (claim_id)
 )
-SELECT claim_id, ended, again{inserted}{duplicates if form.returning else ""}{woken} FROM verdict"""
+SELECT claim_id, ended, again{inserted}{duplicates if form.returning else ""}\
+{", unregistered" if form.into is _Into.WAITING else ""}{woken} FROM verdict"""
 
 
 def _locked(n: Names, form: Form) -> str:
@@ -431,7 +437,7 @@ def _locked(n: Names, form: Form) -> str:
       SELECT k.job_ids[i + 1] FROM known k CROSS JOIN LATERAL unnest(k.idx) i WHERE i < cardinality(k.job_ids)))"""
     if form.called:
         which = called(form.last, alone=form.outside)
-    how = ", c.state, c.result" if form.into is _Into.WAITING else ""
+    how = ", c.callback_id, c.state, c.result" if form.into is _Into.WAITING else ""
     return f"""
 locked AS MATERIALIZED (
   SELECT c.job_id, c.run_lease{how} FROM {n.s}.callbacks c WHERE {which} ORDER BY c.job_id FOR UPDATE
@@ -516,7 +522,8 @@ def statement(
     if form.returning:
         params += ([e.extra_of_duplicate for e in ended],)
     if into is _Into.WAITING:
-        params += ([e.extra_of_unregistered for e in ended],)
+        waits = [[e.transition.callback or "NULL" for e in by_claim[c]] for c in claims]
+        params += (["{" + ",".join(ids) + "}" for ids in waits],)
     if form.following:
         params += columns(ended, lambda attempt: (attempt.claim_id, attempt.idx), keyed=form.keyed)
     if form.called:
@@ -547,9 +554,14 @@ def finalize(n: Names, ended: Sequence[Ended], flush: int, canonical: Elsewhere,
         for (s, to, *_), positions in groups:
             if s in elsewhere:
                 continue
-            rows: Rows = yield statement(n, s, to, [ended[p] for p in positions], flush)
+            one = statement(n, s, to, [ended[p] for p in positions], flush)
+            is_returning = returns(ended[positions[0]])
+            rows, inserted, unregistered = yield from _asked(
+                one, 4 + is_returning if to is JobState.WAITING_EXTERNAL else None
+            )
+            verdicts.inserted += inserted
             answers = {row[0]: (frozenset(row[1]), row[2]) for row in rows}
-            duplicates = {(row[0], idx) for row in rows for idx in row[4]} if returns(ended[positions[0]]) else ()
+            duplicates = {(row[0], idx) for row in rows for idx in row[4]} if is_returning else ()
             for p in positions:
                 attempt = ended[p].attempt
                 answer = answers.get(attempt.claim_id)
@@ -559,11 +571,26 @@ def finalize(n: Names, ended: Sequence[Ended], flush: int, canonical: Elsewhere,
                         verdicts[p] = Verdict.DUPLICATE if is_duplicate else Verdict.ACCEPTED
                     elif answer[1]:
                         verdicts[p] = Verdict.AGAIN
-            if rows:
-                verdicts.inserted += rows[0][3]
+                    elif (attempt.claim_id, attempt.idx) in unregistered:
+                        verdicts[p] = Verdict.UNREGISTERED
         return verdicts
 
     return Op("finalize", plan, safe_to_retry=True)
+
+
+def _asked(one: Statement, place: int | None) -> Plan[tuple[Rows, int, Collection[tuple[int, int]]]]:
+    """The rows of a statement, how many follow-ups it inserted, and the claims and indexes of what was not parked.
+
+    place: the column that says this of attempts that were to be parked. Whoever used their callback has perhaps ended them,
+    which the statement did not see; sent once more it does.
+    """
+    rows: Rows = yield one
+    inserted = rows[0][3] if rows else 0
+    if place is None or not any(row[place] for row in rows):
+        return rows, inserted, ()
+    rows = yield one
+    inserted += rows[0][3] if rows else 0
+    return rows, inserted, {(row[0], idx) for row in rows for idx in row[place]}
 
 
 def returns(ended: Ended) -> bool:

@@ -92,8 +92,10 @@ class SharedStore:
     def find_expired(self, limit: int) -> Op[ExpiredPage]:
         return callbacks.find_expired(self._names, limit)
 
-    def register_callback(self, attempt: Attempt, timeout: float, expressions: str | None) -> Op[Registered | None]:
-        return callbacks.register(self._names, attempt, timeout, expressions)
+    def register_callback(
+        self, attempt: Attempt, timeout: float, expressions: str | None, before: str | None = None
+    ) -> Op[Registered | None]:
+        return callbacks.register(self._names, attempt, timeout, expressions, before)
 
     def find_callback(self, id: str) -> Plan[Callback | None]:
         return callbacks.find(self._names, id)

@@ -75,7 +75,7 @@ class Contest:
             case "expire":
                 ended = self.expired
             case _:
-                ended = parking(self.attempt) if who == "park" else self.silent
+                ended = parking(self.attempt, self.id) if who == "park" else self.silent
         assert ended is not None
         (verdict,) = await run(store.finalize([ended], flush))
         return None if verdict is Verdict.AGAIN else verdict is Verdict.ACCEPTED
@@ -111,7 +111,7 @@ async def contest(kit: Kit, way: str, *, expires: bool) -> Contest:
     if way == "waiting":
         assert await kit.run(kit.store.wait([Wait(attempt, found.id)])) == [Waited(is_over=False)]
     if way == "parked":
-        assert await kit.finalize(parking(attempt)) == [Verdict.ACCEPTED]
+        assert await kit.finalize(parking(attempt, found.id)) == [Verdict.ACCEPTED]
     if expires:
         await kit.run(outside(kit).heartbeat_callback(found.id, 0.0))
         ((stranded, called),) = (await kit.run(kit.store.find_expired(10))).stranded
@@ -223,7 +223,7 @@ async def a_handler_that_gave_up_waiting_may_register_or_park_before_that_is_wri
         first = await registered(kit, attempt)
         before = (await kit.job(attempt.id)).deadline_at
         assert await kit.run(kit.store.wait([Wait(attempt, first)])) == [Waited(is_over=False)]
-        second = await registered(kit, attempt)
+        second = await registered(kit, attempt, first)
         after = (await kit.job(attempt.id)).deadline_at
         assert before is not None
         assert after is not None
@@ -234,7 +234,7 @@ async def a_handler_that_gave_up_waiting_may_register_or_park_before_that_is_wri
         if late_word:
             await kit.run(kit.store.leave([Wait(attempt, first)]))
             assert (await kit.job(attempt.id)).state is WAITS, "that was about the other one"
-        assert await kit.finalize(parking(attempt)) == [Verdict.ACCEPTED]
+        assert await kit.finalize(parking(attempt, second)) == [Verdict.ACCEPTED]
         if late_word:
             await kit.run(kit.store.leave([Wait(attempt, second)]))
         job = await kit.job(attempt.id)

@@ -34,21 +34,22 @@ def outside(kit: Kit, **settings: Any) -> Operations[Any]:
     return Operations(kit.store, {}, "awa", now, random=random, **settings)
 
 
-async def registered(kit: Kit, attempt: Attempt) -> str:
-    """A callback of an attempt that runs."""
-    found = await kit.run(kit.store.register_callback(attempt, 3600.0, None))
+async def registered(kit: Kit, attempt: Attempt, before: str | None = None) -> str:
+    """A callback of an attempt that runs, instead of the one it had before."""
+    found = await kit.run(kit.store.register_callback(attempt, 3600.0, None, before))
     assert found is not None
     return found.id
 
 
-def parking(attempt: Attempt) -> Ended:
-    """How an attempt ends that waits."""
+def parking(attempt: Attempt, id: str) -> Ended:
+    """How an attempt ends that waits for a callback."""
     transition = Transition(
         JobState.WAITING_EXTERNAL,
         attempt.attempt,
         now(),
         outcome=Outcome.WAITING_FOR_CALLBACK,
         ending=Ending.WAIT,
+        callback=id,
     )
     return Ended(attempt, transition, flushed=True)
 
@@ -63,7 +64,7 @@ async def running(kit: Kit, **fields: Any) -> tuple[Attempt, str]:
 async def parked(kit: Kit, **fields: Any) -> tuple[Attempt, str]:
     """A job that waits."""
     attempt, id = await running(kit, **fields)
-    assert await kit.finalize(parking(attempt)) == [Verdict.ACCEPTED]
+    assert await kit.finalize(parking(attempt, id)) == [Verdict.ACCEPTED]
     return attempt, id
 
 
@@ -100,7 +101,7 @@ async def a_parked_job_is_shown_with_its_callback_and_takes_no_worker(kit: Kit) 
     assert (job.state, job.callback_id) == (JobState.RUNNING, id)
     assert job.callback_timeout_at is not None
     assert HOUR / 2 < job.callback_timeout_at - now() < 2 * HOUR
-    assert await kit.finalize(parking(attempt)) == [Verdict.ACCEPTED]
+    assert await kit.finalize(parking(attempt, id)) == [Verdict.ACCEPTED]
     job = await kit.job(attempt.id)
     assert (job.state, job.callback_id, job.metadata) == (JobState.WAITING_EXTERNAL, id, {"m": 1})
     assert (job.attempt, job.run_lease, job.deadline_at) == (1, attempt.run_lease, None)
@@ -156,7 +157,7 @@ async def a_callback_completes_its_job_wherever_that_is_and_once(kit: Kit) -> No
         assert attempt.id in await kit.listed(state=JobState.COMPLETED)
         await is_dead(kit, id)
         assert await kit.finalize(end(attempt)) == [Verdict.STALE]
-        assert await kit.finalize(parking(attempt)) == [Verdict.STALE]
+        assert await kit.finalize(parking(attempt, id)) == [Verdict.STALE]
         assert (await kit.job(attempt.id)).state is JobState.COMPLETED
     stat = await kit.stat()
     assert (stat.completed, stat.waiting_external, stat.running) == (3, 0, 0)
@@ -213,7 +214,7 @@ async def a_handler_that_waits_is_given_what_came_any_number_of_times(kit: Kit) 
     for _ in range(2):
         assert await kit.run(kit.store.wait([Wait(attempt, id)])) == [Waited(is_over=True, result="[1,null]")]
     await is_dead(kit, id)
-    second = await registered(kit, attempt)
+    second = await registered(kit, attempt, id)
     assert await kit.run(kit.store.wait([Wait(attempt, id), Wait(attempt, second)])) == [
         Waited(is_over=True),
         Waited(is_over=False),
@@ -242,7 +243,7 @@ async def a_callback_that_comes_early_is_found_by_the_handler_or_ends_its_parkin
     await kit.close(attempt)
     attempt, id = await running(kit)
     await kit.run(outside(kit).resume_external(id, "soon"))
-    assert await kit.finalize(parking(attempt)) == [Verdict.ACCEPTED]
+    assert await kit.finalize(parking(attempt, id)) == [Verdict.ACCEPTED]
     await is_dead(kit, id)
     (again,) = await kit.claim(1)
     assert (again.id, again.attempt) == (attempt.id, 1)
@@ -271,24 +272,64 @@ async def a_token_of_an_attempt_that_ended_is_dead_although_its_worker_did_not_k
     await is_dead(kit, id)
 
 
-async def an_attempt_without_a_callback_cannot_be_parked(kit: Kit) -> None:
+async def an_attempt_is_parked_for_its_newest_callback_or_not_at_all(kit: Kit) -> None:
+    for way in (running, waiting):
+        attempt, id = await way(kit)
+        for other in (NOBODY, (await running(kit))[1]):
+            assert await kit.finalize(parking(attempt, other)) == [Verdict.UNREGISTERED]
+        job = await kit.job(attempt.id)
+        assert (job.callback_id, job.run_lease) == (id, attempt.run_lease)
+        assert await kit.run(kit.store.wait([Wait(attempt, id)])) == [Waited(is_over=False)], "nothing was written"
+        assert await kit.finalize(parking(attempt, id)) == [Verdict.ACCEPTED]
+        await kit.run(outside(kit).complete_external(id))
+        assert await kit.finalize(parking(attempt, NOBODY)) == [Verdict.STALE], "it has ended"
+
+
+async def an_attempt_without_a_callback_cannot_be_parked_and_may_end_otherwise(kit: Kit) -> None:
     await kit.enqueue()
     (attempt,) = await kit.claim(1)
-    assert await kit.finalize(parking(attempt)) == [Verdict.ACCEPTED]
-    job = await kit.job(attempt.id)
-    assert job.state is JobState.FAILED
-    assert job.errors[-1]["terminal"] is True
+    flush = kit.flush
+    for _ in range(2):
+        assert await kit.finalize(parking(attempt, NOBODY), flush=flush) == [Verdict.UNREGISTERED]
+    assert (await kit.job(attempt.id)).state is JobState.RUNNING
+    await kit.close(attempt, JobState.FAILED, error="it waits for nothing")
+    assert (await kit.job(attempt.id)).errors[-1]["error"] == "it waits for nothing"
 
 
 async def a_registration_takes_the_place_of_an_earlier_one(kit: Kit) -> None:
+    """Whether anybody has heard of it or not: that its answer was lost the database does not know."""
     attempt, first = await running(kit)
-    second = await registered(kit, attempt)
+    second = await registered(kit, attempt, first)
     assert first != second
     await is_dead(kit, first)
-    assert await kit.finalize(parking(attempt)) == [Verdict.ACCEPTED]
+    assert await kit.finalize(parking(attempt, first)) == [Verdict.UNREGISTERED]
     assert (await kit.job(attempt.id)).callback_id == second
-    await is_dead(kit, first)
-    await kit.run(outside(kit).complete_external(second))
+    third = await registered(kit, attempt, second)
+    assert await kit.finalize(parking(attempt, third)) == [Verdict.ACCEPTED]
+    assert (await kit.job(attempt.id)).callback_id == third
+    for dead in (first, second):
+        await is_dead(kit, dead)
+    await kit.run(outside(kit).complete_external(third))
+
+
+async def a_registration_whose_answer_was_lost_is_the_answer_when_it_is_sent_again_however_late(kit: Kit) -> None:
+    attempt, first = await running(kit)
+    assert await registered(kit, attempt) == first
+    second = await registered(kit, attempt, first)
+    for late in (None, first):
+        assert await registered(kit, attempt, late) == second, "it takes no newer one away"
+    found = await kit.run(kit.store.register_callback(attempt, 60.0, None, first))
+    assert found is not None
+    job = await kit.job(attempt.id)
+    assert (job.callback_id, job.callback_timeout_at) == (second, found.timeout_at), "what was said last counts"
+    assert await kit.run(kit.store.wait([Wait(attempt, second)])) == [Waited(is_over=False)]
+    await kit.run(outside(kit).resume_external(second, "came"))
+    assert await registered(kit, attempt, first) == second
+    assert await kit.run(kit.store.wait([Wait(attempt, second)])) == [Waited(is_over=True, result='"came"')]
+    third = await registered(kit, attempt, second)
+    assert await kit.finalize(parking(attempt, third)) == [Verdict.ACCEPTED]
+    assert await kit.run(kit.store.register_callback(attempt, 3600.0, None, second)) is None
+    assert (await kit.job(attempt.id)).callback_id == third
 
 
 async def what_is_no_callback_is_not_found(kit: Kit) -> None:
@@ -339,7 +380,7 @@ async def parking_and_a_callback_at_the_same_time_leave_nothing_waiting(kit: Kit
         }[name]
         verdicts: list[Verdict] = []
 
-        ended = parking(attempt)
+        ended = parking(attempt, id)
 
         async def park(ended: Ended = ended, verdicts: list[Verdict] = verdicts) -> None:
             flush = kit.flush
@@ -502,7 +543,7 @@ async def progress_is_kept_by_what_waits_and_by_what_it_becomes(kit: Kit) -> Non
         id = await registered(kit, attempt)
         await kit.run(kit.store.record_progress([Progress(attempt, '{"percent":50}')]))
         if way is parked:
-            await kit.finalize(parking(attempt)._replace(progress='{"percent":50}'))
+            await kit.finalize(parking(attempt, id)._replace(progress='{"percent":50}'))
         else:
             await kit.run(kit.store.wait([Wait(attempt, id)]))
         assert (await kit.job(attempt.id)).progress == {"percent": 50}
@@ -523,7 +564,7 @@ async def a_parked_job_keeps_others_out_only_if_its_states_say_so(kit: Kit) -> N
     first = (await kit.insert(keyed()))[0]
     (attempt,) = await kit.claim(1)
     id = await registered(kit, attempt)
-    assert await kit.finalize(parking(attempt)) == [Verdict.ACCEPTED]
+    assert await kit.finalize(parking(attempt, id)) == [Verdict.ACCEPTED]
     second = (await kit.insert(keyed()))[0]
     assert second.id != first.id
     job = await kit.run(outside(kit).resume_external(id))
@@ -542,7 +583,7 @@ async def a_job_whose_callback_came_before_it_was_parked_does_not_run_beside_a_n
     await kit.run(outside(kit).resume_external(id))
     flush = kit.flush
     for _ in range(2):
-        assert await kit.finalize(parking(attempt), flush=flush) == [Verdict.DUPLICATE]
+        assert await kit.finalize(parking(attempt, id), flush=flush) == [Verdict.DUPLICATE]
     row = await kit.job(first.id)
     assert (row.state, row.errors[-1]["error"]) == (JobState.CANCELLED, "rescheduled as duplicate")
     await is_dead(kit, id)
@@ -550,7 +591,7 @@ async def a_job_whose_callback_came_before_it_was_parked_does_not_run_beside_a_n
     assert other.id == second.id
     other_id = await registered(kit, other)
     await kit.run(outside(kit).resume_external(other_id))
-    assert await kit.finalize(parking(other)) == [Verdict.ACCEPTED]
+    assert await kit.finalize(parking(other, other_id)) == [Verdict.ACCEPTED]
     (again,) = await kit.claim()
     assert again.id == second.id
 
@@ -560,7 +601,7 @@ async def a_parked_job_whose_states_say_so_keeps_its_key(kit: Kit) -> None:
     first = (await kit.insert(keyed(states)))[0]
     (attempt,) = await kit.claim(1)
     id = await registered(kit, attempt)
-    assert await kit.finalize(parking(attempt)) == [Verdict.ACCEPTED]
+    assert await kit.finalize(parking(attempt, id)) == [Verdict.ACCEPTED]
     (row,) = await kit.run(kit.store.insert([keyed(states)], skip=True))
     assert (row.id, row.existed) == (first.id, True)
     await kit.run(outside(kit).resume_external(id))
@@ -574,13 +615,15 @@ async def many_are_parked_by_one_flush_each_by_its_own_callback(kit: Kit) -> Non
     await kit.run(outside(kit).resume_external(ids[attempts[0].id], compact({"first": True})))
     await kit.run(outside(kit).complete_external(ids[attempts[1].id]))
     flush = kit.flush
-    ended = [parking(attempt) for attempt in attempts]
-    expected = [Verdict.STALE if index == 1 else Verdict.ACCEPTED for index in range(20)]
+    ended = [parking(attempt, ids.get(attempt.id, NOBODY)) for attempt in attempts]
+    ended[2:4] = [parking(attempts[2], ids[attempts[3].id]), parking(attempts[3], ids[attempts[2].id])]
+    expected = [Verdict.ACCEPTED, Verdict.STALE, *[Verdict.UNREGISTERED] * 2]
+    expected += [*[Verdict.ACCEPTED] * 11, *[Verdict.UNREGISTERED] * 5]
     assert await kit.finalize(*ended, flush=flush) == expected
     assert await kit.finalize(*ended, flush=flush) == expected, "the same flush again"
     states = await kit.states([attempt.id for attempt in attempts])
-    waits, failed = JobState.WAITING_EXTERNAL, JobState.FAILED
-    assert states == [JobState.AVAILABLE, JobState.COMPLETED, *[waits] * 13, *[failed] * 5]
+    waits, runs = JobState.WAITING_EXTERNAL, JobState.RUNNING
+    assert states == [JobState.AVAILABLE, JobState.COMPLETED, *[runs] * 2, *[waits] * 11, *[runs] * 5]
 
 
 async def a_notification_wakes_the_handler_and_ends_one_whose_job_was_ended(kit: DatabaseKit) -> None:
