@@ -33,6 +33,7 @@ from awa_proto.store.queue.close import (
     columns,
     count_of_follow_ups,
     follow_ups,
+    given,
     how_called,
     returns,
     unless_resumed,
@@ -232,18 +233,18 @@ def sql(n: Names, form: Form) -> str:
     If all but the count are false the attempt is stale.
     """
     lean = form.into is _Into.COMPLETED
-    given = (
-        "$1::bigint[], $2::bigint[]) g(id, lease)"
-        if lean
-        else "$1::bigint[], $2::bigint[], $5::smallint[], $6::timestamptz[], $7::timestamptz[], $8::text[], $9::text[],\n"
-        "       $10::text[], $11::text[]) g(id, lease, count, due, at, now_extra, reason, duplicate, callback)"
-    )
+    told, names = "$1::bigint[], $2::bigint[]", "id, lease"
+    if not lean:
+        told += ", $5::smallint[], $6::timestamptz[], $7::timestamptz[], $8::text[], $9::text[],\n       $10::text[], $11::text[]"
+        names += ", count, due, at, now_extra, reason, duplicate, callback"
     first = 5 if lean else 12
     runs_again = {
         _Into.WAITING: "parking WHERE waits = 3",
         _Into.AVAILABLE: "held JOIN fresh USING (id)",
     }.get(form.into)
-    woken = wakes(n, runs_again, following=form.following)
+    heard = f"""SELECT {n.notify("'!' || id || ':' || f.run_lease")}::text
+  FROM fresh f JOIN held h USING (id) WHERE h.state = {RUNNING}"""
+    woken = wakes(n, runs_again, following=form.following, more=[heard] if form.outside else ())
     inserted = count_of_follow_ups(keyed=form.keyed) if form.following else "0"
     mine = "j.a = f.id AND j.b = f.run_lease"
     if form.returning:
@@ -263,7 +264,7 @@ forgotten AS (
         forgotten += forgotten.replace("forgotten", "forgotten_callbacks").replace(".attempts a", ".callbacks a")
     # callbacks are locked before anything else, so that whoever uses one is waited for, or waits
     last = first + (len(COLUMNS) + 2 * form.keyed if form.following else 0)
-    which = called(last) if form.called else "c.job_id = ANY ($1::bigint[])"
+    which = called(last, alone=form.outside) if form.called else "c.job_id = ANY ($1::bigint[])"
     how = ", c.callback_id, c.state, c.result" if form.into is _Into.WAITING else ""
     locked = f"""
 locked AS MATERIALIZED (
@@ -287,10 +288,11 @@ locked AS MATERIALIZED (
         runs += " AND (SELECT count(*) FROM locked) >= 0"
     return f"""
 WITH {taker(n) if form.following else ""}given AS MATERIALIZED (
-  SELECT g.*, $4::smallint AS becomes{"" if form.outside else ", set_config('lock_timeout', '200ms', true)"} FROM unnest({given}
+  SELECT g.*, $4::smallint AS becomes{"" if form.outside else ", set_config('lock_timeout', '200ms', true)"}
+  FROM {given(told, alone=form.outside)} g({names})
 ),{locked if locks else ""}
 held AS MATERIALIZED (
-  SELECT {"j.id" if lean else f"j.*, {more}"}
+  SELECT {f"j.id{', j.state' if form.outside else ''}" if lean else f"j.*, {more}"}
   FROM {n.s}.jobs_hot j JOIN given g ON g.id = j.id AND g.lease = j.run_lease
   WHERE j.id = ANY ($1::bigint[]) AND {runs}
   ORDER BY j.id FOR UPDATE OF j

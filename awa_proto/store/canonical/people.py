@@ -24,7 +24,7 @@ _FAILED, _CANCELLED = CODES[JobState.FAILED], CODES[JobState.CANCELLED]
 
 @lru_cache
 def _cancel_sql(n: Names) -> str:
-    """$1 id, $2 a flush for the end of an attempt. What is returned is the state it was in, and its lease."""
+    """$1 id, $2 a flush for the end of an attempt. What is returned is the state it was in. Whoever runs it is told."""
     merged = PROGRESSING.replace("r.", "j.").replace("a.", "f.")
     return f"""
 WITH locked AS MATERIALIZED (SELECT job_id FROM {n.s}.callbacks WHERE job_id = $1::bigint FOR UPDATE),
@@ -50,9 +50,10 @@ forgotten_callbacks AS (DELETE FROM {n.s}.callbacks WHERE job_id IN (SELECT id F
 moved AS (
   INSERT INTO {n.s}.jobs_hot (id, state, attempted_at, finalized_at, ended, {BODY})
   SELECT id, {_CANCELLED}, attempted_at, clock_timestamp(), ended, {BODY} FROM scheduled
-  RETURNING run_lease
+  RETURNING id
 )
-SELECT state, run_lease FROM hot UNION ALL SELECT 0, run_lease FROM moved"""
+SELECT state, CASE state WHEN {RUNNING} THEN {n.notify("'!' || id || ':' || run_lease")}::text END FROM hot
+UNION ALL SELECT 0, NULL FROM moved"""
 
 
 def cancelling(n: Names, id: int, flush: int) -> Plan[Cancelled]:
@@ -60,11 +61,7 @@ def cancelling(n: Names, id: int, flush: int) -> Plan[Cancelled]:
     rows = yield Statement("canonical.cancel", _cancel_sql(n), (id, flush))
     if not rows:
         return Cancelled.AGAIN
-    state, lease = rows[0]
-    if state != RUNNING:
-        return Cancelled.CANCELLED
-    yield Statement("cancel.tell", f"SELECT {n.notify('$1::text')}", (f"!{id}:{lease}",))
-    return Cancelled.RUNNING
+    return Cancelled.RUNNING if rows[0][0] == RUNNING else Cancelled.CANCELLED
 
 
 @lru_cache

@@ -217,7 +217,7 @@ def _finding(n: Names, statement: Statement) -> Plan[Callback | None]:
 
 
 def end(n: Names, ended: Ended, flush: int) -> Plan[Verdicts]:
-    """End the attempt of a callback, wherever it is, and tell whoever runs it."""
+    """End the attempt of a callback, wherever it is, and tell whoever runs it, in one statement."""
     attempt = ended.attempt
     if attempt.segment == PARKED:
         verdicts = yield from parked_finalizing(n, [ended], flush, outside=True)
@@ -233,14 +233,6 @@ def end(n: Names, ended: Ended, flush: int) -> Plan[Verdicts]:
                 verdicts.inserted = inserted
             elif again:
                 verdicts[0] = Verdict.AGAIN
-    (verdict,) = verdicts
-    if (
-        attempt.segment == CANONICAL
-        and verdict in {Verdict.ACCEPTED, Verdict.DUPLICATE}
-        and ended.called is not None
-        and Waits.PARKED not in ended.called.waits
-    ):
-        yield Statement("callback.ended", f"SELECT {n.notify('$1::text')}", (f"!{attempt.id}:{attempt.run_lease}",))
     return verdicts
 
 

@@ -8,6 +8,7 @@ and only then the first one commits.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from awa_proto.errors import CallbackNotFound, DatabaseError, Failure
 from awa_proto.events import RescueReason
 from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import conclude
-from awa_proto.plan import Op
+from awa_proto.plan import Op, Plan, Rows, Statement
 from awa_proto.store import Cancelled, Ended, Stranded, Verdict, Wait, Waited
 from awa_proto.testing.conformance.callbacks import is_dead, late, outside, parking, registered
 from awa_proto.testing.conformance.kit import DatabaseKit, Kit, Runs, Session, together
@@ -261,6 +262,57 @@ async def what_a_silent_attempt_registers_after_rescue_has_looked_goes_with_it(k
         assert await kit.run(kit.store.register_callback(attempt, 1.0, None)) is None
     if isinstance(kit, DatabaseKit):
         assert await kit.sql(LEFT) == []
+
+
+def cut_off(op: Op[Any], id: int) -> Op[Any]:
+    """The same over a connection that is lost as soon as an attempt of the job has ended."""
+
+    def plan() -> Plan[Any]:
+        inner = op.start()
+        step = next(inner)
+        while True:
+            answer = yield step
+            found: Rows = yield Statement("state", "SELECT state FROM awa.jobs WHERE id = $1::bigint", (id,))
+            try:
+                step = inner.send(answer)
+            except StopIteration as done:
+                return done.value
+            if found[0][0] not in {"running", "waiting_external"}:
+                raise DatabaseError("the connection is lost", "08006")
+
+    return dataclasses.replace(op, start=plan, safe_to_retry=False)
+
+
+async def whoever_runs_a_job_is_told_by_the_statement_that_ends_it(kit: DatabaseKit) -> None:
+    calls = outside(kit)
+    async with kit.session() as ear:
+        await ear.sql(f'LISTEN "{kit.channel}"')
+        for use in ("complete", "fail", "retry", "resolve", "cancel"):
+            attempt, _ = await silent(kit)
+            id = await registered(kit, attempt)
+            await kit.run(kit.store.wait([Wait(attempt, id)]))
+            op: Op[Any] = {
+                "complete": calls.complete_external(id),
+                "fail": calls.fail_external(id, "no"),
+                "retry": calls.retry_external(id),
+                "resolve": calls.resolve_callback(id, None, "complete"),
+                "cancel": kit.store.cancel(attempt.id),
+            }[use]
+            await kit.run(cut_off(op, attempt.id))
+            assert await ear.heard() == [f"!{attempt.id}:{attempt.run_lease}"], use
+
+
+async def nobody_is_told_of_a_parked_job_that_nobody_runs(kit: DatabaseKit) -> None:
+    calls = outside(kit)
+    async with kit.session() as ear:
+        await ear.sql(f'LISTEN "{kit.channel}"')
+        for use in ("complete", "fail", "retry", "cancel"):
+            race = await contest(kit, "parked", expires=False)
+            assert await race.decided(use, kit.run)
+            assert await ear.heard() == [], use
+        attempt, _ = await silent(kit)
+        assert await kit.run(calls.cancel(attempt.id)) is True
+        assert await ear.heard() == [f"!{attempt.id}:{attempt.run_lease}"]
 
 
 async def callbacks_of_many_jobs_of_one_claim_each_have_their_way_at_once(kit: Kit) -> None:
