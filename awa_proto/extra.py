@@ -18,6 +18,7 @@ MAX_ERRORS = 50
 TRACEPARENT: Final = "awa:traceparent"
 """The key of metadata under which a job has the trace context it was enqueued in."""
 _METADATA: Final = '{"metadata":{'
+_RESULT: Final = "callback_result"
 
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -79,7 +80,8 @@ def unique_of(extra: str | None) -> tuple[bytes, int] | None:
 
 def with_result(extra: str | None, result: str) -> str:
     """The extra of a job that was resumed. result: JSON text of what its callback came with."""
-    return compact(decode(extra) | {"callback_result": {"value": json.loads(result)}})
+    body = {name: value for name, value in decode(extra).items() if name != _RESULT}
+    return compact(body | {_RESULT: {"value": json.loads(result)}})
 
 
 def without(extra: str | None, key: str) -> str | None:

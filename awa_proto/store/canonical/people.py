@@ -14,7 +14,7 @@ from awa_proto.store import Cancelled
 from awa_proto.store.canonical.close import RUNNING, ended, trace
 from awa_proto.store.queue.close import CODES
 from awa_proto.store.queue.home import available, taker
-from awa_proto.store.queue.names import BODY, NO_LETTER, NO_OUTPUT, PROGRESSING, Names, body
+from awa_proto.store.queue.names import BODY, NO_LETTER, NO_OUTPUT, Names, body, with_key
 from awa_proto.store.queue.selection import BATCH, GONE_ON, taken
 from awa_proto.store.queue.unique import kept_out
 
@@ -25,7 +25,7 @@ _FAILED, _CANCELLED = CODES[JobState.FAILED], CODES[JobState.CANCELLED]
 @lru_cache
 def _cancel_sql(n: Names) -> str:
     """$1 id, $2 a flush for the end of an attempt. What is returned is the state it was in. Whoever runs it is told."""
-    merged = PROGRESSING.replace("r.", "j.").replace("a.", "f.")
+    merged = with_key("j.extra", "progress", "f.progress::text")
     return f"""
 WITH locked AS MATERIALIZED (SELECT job_id FROM {n.s}.callbacks WHERE job_id = $1::bigint FOR UPDATE),
 scheduled AS (DELETE FROM {n.s}.scheduled_jobs WHERE id = $1::bigint RETURNING *),

@@ -21,7 +21,7 @@ from awa_proto.output import MAX_BATCH_OUTPUT_BYTES, size_of
 from awa_proto.plan import Op, Plan, Rows, Statement, Value
 from awa_proto.store import Ended, Verdict, Verdicts, Waits
 from awa_proto.store.queue.home import NEW, available, scheduled
-from awa_proto.store.queue.names import BODY, CANONICAL, PARKED, PROGRESSING, Names, own_stripe
+from awa_proto.store.queue.names import BODY, CANONICAL, PARKED, PROGRESSING, Names, own_stripe, with_key
 from awa_proto.store.queue.unique import kept, kept_out, won
 from awa_proto.unique import must_win_after_waiting, must_win_again
 
@@ -191,8 +191,7 @@ moved AS (
 ),"""
 
 
-RESULT = """(coalesce(then_extra, '{}')::jsonb
-          || jsonb_build_object('callback_result', jsonb_build_object('value', result::jsonb)))::json"""
+RESULT = with_key("then_extra", "callback_result", """'{"value":' || result::text || '}'""")
 """SQL: the extra of a job that is resumed, of what it was to be and of the result of its callback."""
 
 

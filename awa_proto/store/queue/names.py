@@ -43,7 +43,13 @@ NO_OUTPUT = "NULL::json AS output, NULL::uuid AS callback_id, NULL::timestamptz 
 NO_LETTER = f"NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, {NO_OUTPUT}"
 """SQL: the last columns of a job that has none of this."""
 
-PROGRESSING = "(coalesce(r.extra, '{}')::jsonb || jsonb_build_object('progress', a.progress::jsonb))::json"
+def with_key(extra: str, key: str, value: str) -> str:
+    """SQL: an extra with one key more, its last. value: SQL of JSON text. All text stays as it is, which jsonb would change."""
+    return f"""(SELECT ('{{' || concat_ws(',', string_agg(to_json(e.key)::text || ':' || e.value::text, ','), '"{key}":' || {value})
+           || '}}')::json FROM json_each({extra}) e WHERE e.key <> '{key}')"""
+
+
+PROGRESSING = with_key("r.extra", "progress", "a.progress::text")
 """SQL: the extra of the ready row `r` with the progress of the row `a` of `attempts`."""
 
 

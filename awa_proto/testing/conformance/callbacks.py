@@ -251,6 +251,51 @@ async def a_callback_that_comes_early_is_found_by_the_handler_or_ends_its_parkin
     assert "soon" in again.extra
 
 
+LARGE: dict[str, Any] = {"zz": 1e16, "a": 1.0, "b": [1e300, {"y": "ü", "x": None}]}
+"""JSON that jsonb would say in other words."""
+
+
+async def what_a_job_is_resumed_with_is_the_same_text_whether_it_was_parked_by_then_or_not(kit: Kit) -> None:
+    extra = encode(metadata=LARGE, tags=["t"])
+    found: list[str | None] = []
+    for early in (False, True, False, True):
+        attempt, id = await running(kit, extra=extra)
+        for payload in (1, LARGE):  # also once more
+            ended = parking(attempt, id)._replace(progress=compact(LARGE))
+            if early:
+                await kit.run(outside(kit).resume_external(id, payload))
+            assert await kit.finalize(ended) == [Verdict.ACCEPTED]
+            if not early:
+                await kit.run(outside(kit).resume_external(id, payload))
+            (attempt,) = await kit.claim(1)
+            id = await registered(kit, attempt)
+        found.append(attempt.extra)
+        await kit.close(attempt)
+    assert len(set(found)) == 1, found
+    assert found[0] is not None
+    for said in (f'"metadata":{compact(LARGE)}', f'"progress":{compact(LARGE)}', f'"callback_result":{{"value":{compact(LARGE)}}}'):
+        assert said in found[0]
+
+
+async def what_an_attempt_recorded_leaves_the_text_of_its_jobs_own_as_it_is(kit: Kit) -> None:
+    calls = outside(kit)
+    for use in ("fail", "retry", "cancel"):
+        attempt, id = await waiting(kit, extra=encode(metadata=LARGE))
+        await kit.run(kit.store.record_progress([Progress(attempt, compact(LARGE))]))
+        op: Op[Any] = {"fail": calls.fail_external(id, "no"), "retry": calls.retry_external(id)}.get(
+            use, calls.cancel(attempt.id)
+        )
+        for act in (None, op):
+            if act is not None:
+                await kit.run(act)
+            row = (await kit.job(attempt.id)).extra_json
+            assert row is not None
+            assert f'"metadata":{compact(LARGE)}' in row, use
+            assert f'"progress":{compact(LARGE)}' in row, use
+        for again in await kit.claim():
+            await kit.close(again)
+
+
 async def a_token_of_an_attempt_that_ended_is_dead(kit: Kit) -> None:
     for to in (JobState.COMPLETED, JobState.RETRYABLE, JobState.FAILED, JobState.SCHEDULED, JobState.AVAILABLE):
         attempt, id = await running(kit)
