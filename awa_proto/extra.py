@@ -84,6 +84,11 @@ def with_result(extra: str | None, result: str) -> str:
     return compact(body | {_RESULT: {"value": json.loads(result)}})
 
 
+def afresh(extra: str | None) -> str | None:
+    """The extra of a job that begins anew, at attempt 0: what a callback came with was for its life before."""
+    return without(extra, _RESULT) if extra is not None and _RESULT in extra else extra
+
+
 def without(extra: str | None, key: str) -> str | None:
     """The extra without one of its keys; None when nothing is left."""
     if not extra:

@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from awa_proto.extra import after_attempt, with_result
+from awa_proto.extra import afresh, after_attempt, with_result
 from awa_proto.health import StoreHealth
 from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
 from awa_proto.outcome import DeadLetter, Transition, rfc3339
@@ -218,7 +218,12 @@ class Ended(NamedTuple):
         if transition.entry is None and self.progress is None and (is_done or extra is None):
             return None
         unseen = transition.entry is None and self.took > 0 and not is_done
-        return after_attempt(extra, transition.entry, self.progress, unseen=unseen)
+        new = after_attempt(extra, transition.entry, self.progress, unseen=unseen)
+        if self.called is None or transition.to is not JobState.AVAILABLE:
+            return new
+        found = extra if new is None else new
+        anew = afresh(found)
+        return new if anew == found else anew or "{}"
 
     @property
     def extra_of_duplicate(self) -> str | None:
@@ -490,8 +495,8 @@ class Store(Protocol):
         """Give a running attempt a callback, instead of one it may have. None: the attempt has ended.
 
         It is decided by what is committed: whoever ends the attempt at the same moment wins, and the callback is dead.
-        timeout: seconds that a job waits for it, from now. before: the id of the newest one that its handler was given: if it has
-        another one, of a registration whose answer was lost, that is the answer.
+        timeout: seconds that a job waits for it, from now. before: the id of the newest one that its handler was given: if it
+        has another one, of a registration whose answer was lost, that is the answer.
         """
         ...
 

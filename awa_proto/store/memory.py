@@ -852,6 +852,7 @@ class MemoryStore:
         now = self._clock()
         due = run_at is None or run_at <= now
         for job in jobs:
+            job.extra = extras.afresh(job.extra)
             if job.dlq_at is not None:
                 job.extra = extras.without(job.extra, "progress")
             job.attempt = 0

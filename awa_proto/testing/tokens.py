@@ -100,6 +100,8 @@ class Tokens:
             token.until = self._time() + timedelta(seconds=more)
             return
         token.used, token.payload = use, payload
+        if use == "retry":
+            self._came.pop(attempt.id, None)
         if use != "resume":
             self._ended(claim, _ENDS[use], 0 if use == "retry" else attempt.attempt)
         elif claim.parked is not None:
@@ -122,6 +124,7 @@ class Tokens:
         token = self.newest[job.id]
         check(self.is_live(token), f"a person retries what waits for {token}")
         token.used = "retry"
+        self._came.pop(job.id, None)
         self._ended(self._claim(token.attempt), JobState.AVAILABLE, 0)
 
     def expired(self, attempt: Attempt) -> None:

@@ -235,7 +235,8 @@ def sql(n: Names, form: Form) -> str:
     lean = form.into is _Into.COMPLETED
     told, names = "$1::bigint[], $2::bigint[]", "id, lease"
     if not lean:
-        told += ", $5::smallint[], $6::timestamptz[], $7::timestamptz[], $8::text[], $9::text[],\n       $10::text[], $11::text[]"
+        told += ", $5::smallint[], $6::timestamptz[], $7::timestamptz[], $8::text[],\n"
+        told += "       $9::text[], $10::text[], $11::text[]"
         names += ", count, due, at, now_extra, reason, duplicate, callback"
     first = 5 if lean else 12
     runs_again = {

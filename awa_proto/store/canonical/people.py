@@ -14,7 +14,7 @@ from awa_proto.store import Cancelled
 from awa_proto.store.canonical.close import RUNNING, ended, trace
 from awa_proto.store.queue.close import CODES
 from awa_proto.store.queue.home import available, taker
-from awa_proto.store.queue.names import BODY, NO_LETTER, NO_OUTPUT, Names, body, with_key
+from awa_proto.store.queue.names import AFRESH, BODY, NO_LETTER, NO_OUTPUT, Names, body, with_key
 from awa_proto.store.queue.selection import BATCH, GONE_ON, taken
 from awa_proto.store.queue.unique import kept_out
 
@@ -89,7 +89,7 @@ def moving(n: Names, id: int, queue: str | None, priority: int | None) -> Plan[C
 def _retry_sql(n: Names, columns: str) -> str:
     """$1 id. It goes where new jobs go, and stays as it is if it does not get its unique key again."""
     over = f"id = $1::bigint AND CASE WHEN state IN ({_FAILED}, {_CANCELLED}) THEN true ELSE false END"
-    again = body(attempt="0", run_at="now()")
+    again = body(attempt="0", run_at="now()", extra=AFRESH)
     return f"""
 WITH {taker(n)}known AS MATERIALIZED (
   SELECT id, extra FROM {n.s}.jobs_hot WHERE {over}

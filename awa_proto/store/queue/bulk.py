@@ -17,7 +17,7 @@ from awa_proto.store import Selection
 from awa_proto.store.canonical import people as canonical
 from awa_proto.store.queue.close import CODES
 from awa_proto.store.queue.dead_letters import back_sql
-from awa_proto.store.queue.names import BODY, Names, body
+from awa_proto.store.queue.names import AFRESH, BODY, Names, body
 from awa_proto.store.queue.selection import BATCH, GONE_ON, in_batches, taken, values, wanted
 
 _CANCELLED = CODES[JobState.CANCELLED]
@@ -35,7 +35,7 @@ _TABLES = ("failed", "jobs_hot")
 
 @lru_cache
 def _retry_failed_sql(n: Names, table: str) -> str:
-    return back_sql(n, table, _THAT_FAILED, body(attempt="0", run_at="now()"))
+    return back_sql(n, table, _THAT_FAILED, body(attempt="0", run_at="now()", extra=AFRESH))
 
 
 def retry_failed(n: Names, which: Selection) -> Op[int]:

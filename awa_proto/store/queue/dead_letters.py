@@ -19,16 +19,12 @@ from awa_proto.store.canonical.close import trace
 from awa_proto.store.queue.close import CODES
 from awa_proto.store.queue.enqueue import PROMOTE_HINT
 from awa_proto.store.queue.home import available, scheduled, taker
-from awa_proto.store.queue.names import BODY, NO_LETTER, NO_OUTPUT, Names, body
+from awa_proto.store.queue.names import BODY, LETTER_AFRESH, NO_LETTER, NO_OUTPUT, Names, body
 from awa_proto.store.queue.reads import COLUMNS, JOB, beside, job_row, listed
 from awa_proto.store.queue.selection import GONE_ON, LOOKED, in_batches, taken, values, wanted
 from awa_proto.store.queue.unique import kept_out, rival
 
 _FAILED = CODES[JobState.FAILED]
-
-WITHOUT_PROGRESS = """(SELECT ('{' || string_agg(to_json(key)::text || ':' || value::text, ',') || '}')::json
-   FROM json_each(extra) WHERE key <> 'progress')"""
-"""SQL: `extra` without the progress of the last attempt, the text of everything else as it was; NULL when nothing is left."""
 
 
 # reads
@@ -127,7 +123,7 @@ def _retry_sql(n: Names) -> str:
        NULL::timestamptz AS finalized_at, {NO_LETTER}"""
     soon = f"run_at < now() + interval '{PROMOTE_HINT} s'"
     due, everything = "coalesce($2::timestamptz, now()) <= now()", f"id, {BODY}"
-    again = body(attempt="0", extra=WITHOUT_PROGRESS, run_at="coalesce($2::timestamptz, now())")
+    again = body(attempt="0", extra=LETTER_AFRESH, run_at="coalesce($2::timestamptz, now())")
     state = f"CASE WHEN {due} THEN {CODES[JobState.AVAILABLE]} ELSE {CODES[JobState.SCHEDULED]} END"
     return f"""
 WITH {taker(n)}known AS MATERIALIZED (
@@ -170,7 +166,7 @@ SELECT {GONE_ON}, (SELECT count({n.wake("queue")}) FROM (SELECT DISTINCT queue F
 
 @lru_cache
 def _retry_all_sql(n: Names) -> str:
-    again = body(attempt="0", extra=WITHOUT_PROGRESS, run_at="now()")
+    again = body(attempt="0", extra=LETTER_AFRESH, run_at="now()")
     return back_sql(n, "dlq", wanted("r", 3, "reason", "dead_for"), again)
 
 

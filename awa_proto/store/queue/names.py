@@ -43,11 +43,24 @@ NO_OUTPUT = "NULL::json AS output, NULL::uuid AS callback_id, NULL::timestamptz 
 NO_LETTER = f"NULL::text AS dlq_reason, NULL::timestamptz AS dlq_at, {NO_OUTPUT}"
 """SQL: the last columns of a job that has none of this."""
 
+
 def with_key(extra: str, key: str, value: str) -> str:
     """SQL: an extra with one key more, its last. value: SQL of JSON text. All text stays as it is, which jsonb would change."""
-    return f"""(SELECT ('{{' || concat_ws(',', string_agg(to_json(e.key)::text || ':' || e.value::text, ','), '"{key}":' || {value})
-           || '}}')::json FROM json_each({extra}) e WHERE e.key <> '{key}')"""
+    return f"""(SELECT ('{{' || concat_ws(',', string_agg(to_json(e.key)::text || ':' || e.value::text, ','),
+                               '"{key}":' || {value}) || '}}')::json FROM json_each({extra}) e WHERE e.key <> '{key}')"""
 
+
+def _without(*keys: str) -> str:
+    return f"""(SELECT ('{{' || string_agg(to_json(e.key)::text || ':' || e.value::text, ',') || '}}')::json
+   FROM json_each(extra) e WHERE e.key NOT IN ({", ".join(f"'{key}'" for key in keys)}))"""
+
+
+AFRESH = f"""CASE WHEN strpos(extra::text, '"callback_result"') > 0 THEN {_without("callback_result")} ELSE extra END"""
+"""SQL: the `extra` of a job that begins anew at attempt 0: what a callback came with was for its life before. All other text is
+as it was; NULL when nothing is left."""
+
+LETTER_AFRESH = _without("progress", "callback_result")
+"""SQL: the same of a dead letter, which loses the progress of its last attempt as well."""
 
 PROGRESSING = with_key("r.extra", "progress", "a.progress::text")
 """SQL: the extra of the ready row `r` with the progress of the row `a` of `attempts`."""

@@ -18,9 +18,8 @@ from awa_proto.store import Cancelled, Ended
 from awa_proto.store.canonical import people as canonical
 from awa_proto.store.queue.claim import claimed
 from awa_proto.store.queue.close import CODES, statement
-from awa_proto.store.queue.dead_letters import WITHOUT_PROGRESS
 from awa_proto.store.queue.home import available, taker
-from awa_proto.store.queue.names import BODY, NO_LETTER, Names, body
+from awa_proto.store.queue.names import AFRESH, BODY, LETTER_AFRESH, NO_LETTER, Names, body
 from awa_proto.store.queue.reads import COLUMNS, JOB, fate, job_row, undeleted
 from awa_proto.store.queue.unique import kept_out, rival
 
@@ -224,10 +223,12 @@ def _retry_sql(n: Names) -> str:
 WITH {taker(n)}known AS MATERIALIZED (
   SELECT id, extra FROM {n.s}.failed WHERE id = $1::bigint UNION ALL SELECT id, extra FROM {n.s}.dlq WHERE id = $1::bigint
 ),{kept_out(n, "known", str(CODES[JobState.AVAILABLE]))},
-gone AS (DELETE FROM {n.s}.failed WHERE id = $1::bigint AND NOT EXISTS (SELECT FROM kept_out) RETURNING id, {BODY}),
+gone AS (DELETE FROM {n.s}.failed WHERE id = $1::bigint AND NOT EXISTS (SELECT FROM kept_out)
+  RETURNING id, {body(extra=f"{AFRESH} AS extra")}
+),
 letter AS (
   DELETE FROM {n.s}.dlq WHERE id = $1::bigint AND NOT EXISTS (SELECT FROM kept_out)
-  RETURNING id, {body(extra=f"{WITHOUT_PROGRESS} AS extra")}
+  RETURNING id, {body(extra=f"{LETTER_AFRESH} AS extra")}
 ),{available(n, "back", body(attempt="0", run_at="now()"), both, returning=f"id, {BODY}")}
 SELECT {JOB}, {n.wake("queue")} FROM (
   SELECT b.*, {CODES[JobState.AVAILABLE]} AS state, NULL::timestamptz AS attempted_at, NULL::timestamptz AS deadline_at,

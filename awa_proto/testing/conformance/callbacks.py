@@ -273,7 +273,11 @@ async def what_a_job_is_resumed_with_is_the_same_text_whether_it_was_parked_by_t
         await kit.close(attempt)
     assert len(set(found)) == 1, found
     assert found[0] is not None
-    for said in (f'"metadata":{compact(LARGE)}', f'"progress":{compact(LARGE)}', f'"callback_result":{{"value":{compact(LARGE)}}}'):
+    for said in (
+        f'"metadata":{compact(LARGE)}',
+        f'"progress":{compact(LARGE)}',
+        f'"callback_result":{{"value":{compact(LARGE)}}}',
+    ):
         assert said in found[0]
 
 
@@ -293,6 +297,63 @@ async def what_an_attempt_recorded_leaves_the_text_of_its_jobs_own_as_it_is(kit:
             assert f'"metadata":{compact(LARGE)}' in row, use
             assert f'"progress":{compact(LARGE)}' in row, use
         for again in await kit.claim():
+            await kit.close(again)
+
+
+async def what_a_callback_came_with_stays_until_a_person_or_the_callback_lets_the_job_begin_anew(kit: Kit) -> None:
+    calls, store = outside(kit), kit.store
+    for extra in (None, encode(metadata={"m": 1})):
+        for how in (
+            "back-off",
+            "snooze",
+            "rescue",
+            "retry",
+            "retry failed",
+            "cancelled",
+            "letter",
+            "letters",
+            "external",
+            "waits",
+        ):
+            attempt, id = await parked(kit, extra=extra)
+            await kit.run(calls.resume_external(id, "yes"))
+            (attempt,) = await kit.claim(1)
+            assert attempt.extra is not None
+            assert '"callback_result":{"value":"yes"}' in attempt.extra
+            match how:
+                case "back-off" | "snooze":
+                    await kit.close(attempt, JobState.RETRYABLE if how == "back-off" else JobState.SCHEDULED)
+                    await kit.run(store.promote(10))
+                case "rescue":
+                    transition = conclude(attempt, RescueReason.STALE_HEARTBEAT, now() - HOUR, lambda: 0.0)
+                    assert await kit.finalize(Ended(attempt, transition)) == [Verdict.ACCEPTED]
+                    await kit.run(store.promote(10))
+                case "retry":
+                    await kit.close(attempt, JobState.FAILED, error="no")
+                    await kit.run(calls.retry(attempt.id))
+                case "retry failed":
+                    await kit.close(attempt, JobState.FAILED)
+                    assert await kit.run(calls.retry_failed(kind="count")) == 1
+                case "cancelled":
+                    await kit.run(calls.cancel(attempt.id))
+                    await kit.run(calls.retry(attempt.id))
+                case "letter":
+                    await kit.close(attempt, JobState.FAILED)
+                    assert await kit.run(store.move_to_dlq(attempt.id)) is not None
+                    await kit.run(calls.retry_from_dlq(attempt.id))
+                case "letters":
+                    await kit.close(attempt, JobState.FAILED)
+                    assert await kit.run(store.move_to_dlq(attempt.id)) is not None
+                    assert await kit.run(calls.retry_all_from_dlq(kind="count")) == 1
+                case _:
+                    second = await registered(kit, attempt)
+                    assert await kit.finalize(parking(attempt, second)) == [Verdict.ACCEPTED]
+                    await kit.run(calls.retry_external(second) if how == "external" else calls.retry(attempt.id))
+            (again,) = await kit.claim(1)
+            assert again.id == attempt.id, how
+            kept = "callback_result" in (again.extra or "")
+            assert kept is (how in {"back-off", "snooze", "rescue"}), how
+            assert (await kit.job(again.id)).metadata == ({} if extra is None else {"m": 1})
             await kit.close(again)
 
 
