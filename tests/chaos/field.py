@@ -161,7 +161,7 @@ class Field:
         stats = self._client.call("queue_stats")
         if any(s.available + s.running + s.scheduled + s.retryable + s.waiting_external for s in stats):
             return False
-        return not ask(self._server.dsn, "SELECT FROM awa.jobs WHERE state NOT IN ('completed', 'failed') LIMIT 1")
+        return not ask(self._server.dsn, "SELECT id FROM awa.jobs WHERE state NOT IN ('completed', 'failed') LIMIT 1")
 
     def _hire(self, role: str, among: dict[str, subprocess.Popen[bytes]], number: int = 0) -> None:
         name = f"{role}{len(self._read)}"
