@@ -15,10 +15,10 @@ _OTHERS = "datname = current_database() AND pid <> pg_backend_pid() AND backend_
 
 
 def ask(dsn: str, sql: str, *params: Any) -> list[tuple[Any, ...]]:
-    """The rows of a statement that has columns, on a connection of its own."""
+    """The rows of a statement, on a connection of its own."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         cursor = connection.execute(sql.encode(), params or None)
-        return cursor.fetchall() if cursor.description else []
+        return [] if cursor.description is None else cursor.fetchall()  # rows may have no columns
 
 
 def until(holds: Callable[[], object], what: str) -> None:
