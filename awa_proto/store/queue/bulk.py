@@ -18,6 +18,7 @@ from awa_proto.store.canonical import people as canonical
 from awa_proto.store.queue.close import CODES
 from awa_proto.store.queue.dead_letters import back_sql
 from awa_proto.store.queue.names import AFRESH, BODY, Names, body
+from awa_proto.store.queue.segments import segments_used
 from awa_proto.store.queue.selection import BATCH, GONE_ON, in_batches, taken, values, wanted
 
 _CANCELLED = CODES[JobState.CANCELLED]
@@ -218,9 +219,7 @@ def drain_queue(n: Names, queue: str, flush: int) -> Op[int]:
                 count, last, more, *_ = rows[0]
                 done += count
                 after = after if last is None else last
-        used = yield Statement(
-            "segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'"
-        )
+        used = yield segments_used(n)
         for s, _ in used:
             for priority, stripe in (yield Statement(f"lanes.{s}", _lanes_sql(n, s), (queue,))):
                 more, losses = True, 0

@@ -25,7 +25,7 @@ from awa_proto.store.queue.claim import claimed
 from awa_proto.store.queue.close import CODES
 from awa_proto.store.queue.names import Names
 from awa_proto.store.queue.reads import JOB, available, beside, listed, logged, running, running_ids
-from awa_proto.store.queue.segments import unclaimed
+from awa_proto.store.queue.segments import segments_used, unclaimed
 from awa_proto.store.queue.selection import wanted
 from awa_proto.store.queue.sweep import open_claims
 
@@ -260,7 +260,7 @@ def _by_segment(n: Names, state: JobState, params: tuple[Value, ...]) -> Plan[li
 
 def _of_segments(n: Names, name: str, sql: Callable[[Names, int], str], params: tuple[Value, ...]) -> Plan[Rows]:
     """The rows of all segments; a statement each, since as one they would be compiled."""
-    used = yield Statement("segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'")
+    used = yield segments_used(n)
     answers: list[Rows] = yield tuple(Statement(f"list_jobs.{name}.{s}", sql(n, s), params) for s, _ in used)
     return [row for rows in answers for row in rows]
 

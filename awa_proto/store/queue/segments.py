@@ -5,7 +5,13 @@ Which segment takes new rows is in `rotate.py`; how a segment becomes empty in `
 
 from __future__ import annotations
 
+from awa_proto.plan import Statement
 from awa_proto.store.queue.names import Names
+
+
+def segments_used(n: Names) -> Statement:
+    """The segments that may have rows, and the database's clock, in each row."""
+    return Statement("segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'")
 
 
 def unclaimed(n: Names, s: int, columns: str, queue: str | None = None, cap: int | None = None) -> str:

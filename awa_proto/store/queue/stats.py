@@ -15,7 +15,7 @@ from awa_proto.plan import Op, Plan, Rows, Statement
 from awa_proto.store import QueueStat
 from awa_proto.store.queue.close import CODES
 from awa_proto.store.queue.names import Names
-from awa_proto.store.queue.segments import unclaimed
+from awa_proto.store.queue.segments import segments_used, unclaimed
 
 _STATES = tuple(JobState)
 _COMPLETED = CODES[JobState.COMPLETED]
@@ -74,7 +74,7 @@ def counting(n: Names) -> Plan[tuple[Counts, Counts, dict[str, int], Rows]]:
 
     One statement per segment in use: planned as one they cost a compilation.
     """
-    used = yield Statement("segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'")
+    used = yield segments_used(n)
     beside, rows, letters, deleted, said, waits, *parts = yield (
         Statement("stats.beside", _counts_beside_sql(n)),
         Statement("stats.canonical", _counts_canonical_sql(n)),

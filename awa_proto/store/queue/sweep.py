@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from awa_proto.plan import Op, Plan, Statement
 from awa_proto.store.queue.names import FEW_CLOSURES, Names
+from awa_proto.store.queue.segments import segments_used
 
 _AHEAD = 2**48
 """Turns no lane ever has beyond a mark."""
@@ -91,9 +92,7 @@ def sweep(n: Names, most: int) -> Op[int]:
 
     def plan() -> Plan[int]:
         seen = 0
-        used = yield Statement(
-            "segments.used", f"SELECT seg, clock_timestamp() FROM {n.s}.segments WHERE state <> 'free'"
-        )
+        used = yield segments_used(n)
         for s, _ in used:
             more = True
             while more:
