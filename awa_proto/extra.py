@@ -29,6 +29,11 @@ def compact(value: object) -> str:
     return _ENCODER.encode(value)
 
 
+def size_of(text: str) -> int:
+    """The bytes a text has in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
 def encode(
     *, metadata: Mapping[str, Any] | None = None, tags: Sequence[str] = (), deadline: float | None = None
 ) -> str | None:

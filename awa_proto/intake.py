@@ -55,13 +55,13 @@ class Intake:
         options = request.options
         if type(options) is dict and not options:
             job = self._without_options(request.args)
-            size = sum(len(text.encode()) for text in (job.kind, job.queue, job.args))
+            size = sum(extras.size_of(text) for text in (job.kind, job.queue, job.args))
             return _traced(job, traceparent), size
         checked = self.checked(options)
         job = self._maker(checked)(request.args)
         key = options.get("ordering_key") or ""
         texts = (job.kind, job.queue, job.args, checked.extra or "")
-        size = sum(len(text.encode()) for text in texts) + len(key if isinstance(key, bytes) else key.encode())
+        size = sum(extras.size_of(text) for text in texts) + len(key if isinstance(key, bytes) else key.encode())
         return job if extras.TRACEPARENT in (options.get("metadata") or ()) else _traced(job, traceparent), size
 
     def many(
@@ -157,7 +157,7 @@ class Intake:
     def _noticed(self, job: NewJob) -> NewJob:
         """The job, after a warning when its args are large: once for each kind."""
         if job.kind not in self._large:
-            size = len(job.args.encode())
+            size = extras.size_of(job.args)
             if size > LARGE_ARGS_BYTES:
                 self._large.add(job.kind)
                 _log.warning(

@@ -320,7 +320,7 @@ def _metadata(value: object) -> dict[str, Any] | None:
                 "metadata", f"the key {key[:MAX_NAME]!r} is reserved: keys may not begin with awa: or _awa_"
             )
     written, found = args_.to_object("metadata", value)
-    size = len(written.encode())
+    size = extras.size_of(written)
     if size > MAX_METADATA_BYTES:
         raise ValidationError("metadata", f"has {size} bytes of JSON; {MAX_METADATA_BYTES} are allowed")
     return found

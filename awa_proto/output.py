@@ -22,7 +22,7 @@ from pydantic import BaseModel, TypeAdapter
 from awa_proto.args import readable
 from awa_proto.error_text import describe
 from awa_proto.errors import OutputError, SerializationError
-from awa_proto.extra import compact
+from awa_proto.extra import compact, size_of
 
 T = TypeVar("T")
 
@@ -54,8 +54,6 @@ def encode(value: object, declared: Any = None) -> str | None:
                 text = _to_json(value).decode()
             except ValueError:  # a lone surrogate
                 text = _NUL
-            if text.isascii() and "\\" not in text and len(text) <= MAX_OUTPUT_BYTES:
-                return text
             if _NUL not in text and size_of(text) <= MAX_OUTPUT_BYTES:
                 return text
         text = compact(_plain(value, ""))
@@ -66,11 +64,6 @@ def encode(value: object, declared: Any = None) -> str | None:
     if (size := size_of(text)) > MAX_OUTPUT_BYTES:
         raise OutputError.TooLarge(f"the output has {size} bytes of JSON; {MAX_OUTPUT_BYTES} are allowed")
     return text
-
-
-def size_of(text: str) -> int:
-    """The bytes a text has in UTF-8."""
-    return len(text) if text.isascii() else len(text.encode())
 
 
 def decode(value: Any, output_type: type[T], field: str = "output") -> T | None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from awa_proto import output as outputs
 from awa_proto.args import to_object
 from awa_proto.errors import OutputError, StagingError, ValidationError
-from awa_proto.extra import compact
+from awa_proto.extra import compact, size_of
 from awa_proto.job import Attempt
 from awa_proto.options import EnqueueRequest, text, whole
 from awa_proto.store import NewJob
@@ -103,7 +103,7 @@ class Recording:
         self._change({**before, "metadata": {**before.get("metadata", {}), **found}})
 
     def _change(self, progress: Mapping[str, Any]) -> None:
-        size = outputs.size_of(compact(progress))
+        size = size_of(compact(progress))
         if size > MAX_PROGRESS_BYTES:
             raise ValidationError("progress", f"has {size} bytes of JSON; {MAX_PROGRESS_BYTES} are allowed")
         self.progress = progress

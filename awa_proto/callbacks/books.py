@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from awa_proto.contact import Calls
+from awa_proto.extra import size_of
 from awa_proto.followup import FollowUp
 from awa_proto.job import Attempt
-from awa_proto.output import size_of
 from awa_proto.store import Ended
-from awa_proto.worker.endings import MINUTE, count_dropped, count_ended, count_follow_ups, count_outputs
+from awa_proto.worker.endings import MINUTE, count_dropped, count_ended, count_follow_ups, count_outputs, warn_unread
 from awa_proto.worker.events import Emit
 from awa_proto.worker.report import Report, about
 from awa_proto.worker.rescue import MOST_UNKNOWN
@@ -77,11 +77,7 @@ class Books:
 
     def unread(self, attempt: Attempt, follow_up: FollowUp, error: Exception) -> None:
         """Its args do not fit what a follow-up function takes."""
-        self._report.warn(
-            self._calls.clock(), f"follow-up unread: {follow_up.name}",
-            "the args of a job do not fit what a follow-up function takes",
-            **about(attempt), function=follow_up.name, error=str(error),
-        )  # fmt: skip
+        warn_unread(self._report, self._calls.clock(), attempt, follow_up, error)
 
     def unanswered(self, attempt: Attempt, troubles: Sequence[tuple[str, str]]) -> None:
         """Expressions gave no answer: which, and what is said of it."""

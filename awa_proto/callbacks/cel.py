@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from awa_proto.errors import ConfigurationError, ValidationError
-from awa_proto.extra import compact
+from awa_proto.extra import compact, size_of
 
 MAX_EXPRESSION_BYTES: Final = 4096
 """Most bytes of the text of an expression, in UTF-8."""
@@ -93,7 +93,7 @@ class Expression:
     def gives(self, payload: Any) -> Any:
         """Its result, as plain JSON values. Raises EvaluationError, also for what JSON does not have and for too much."""
         made = _Made(MAX_PAYLOAD_BYTES, _MAX_RESULT_VALUES).plain(self._evaluated(payload), MAX_PAYLOAD_DEPTH)
-        if len(compact(made).encode()) > MAX_PAYLOAD_BYTES:
+        if size_of(compact(made)) > MAX_PAYLOAD_BYTES:
             raise EvaluationError(f"it gives more than {MAX_PAYLOAD_BYTES} bytes of JSON")
         return made
 
@@ -122,7 +122,7 @@ def as_payload(value: Any) -> Any:
     """
     try:
         text = compact(value)
-        size = len(text.encode())
+        size = size_of(text)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValidationError(_VARIABLE, f"is no JSON: {_first_line(error)}") from None
     if size > MAX_PAYLOAD_BYTES:
@@ -201,8 +201,8 @@ class _Made:
 @lru_cache(maxsize=512)
 def _compiled(text: str) -> Expression:
     library = _library()
-    if len(text.encode()) > MAX_EXPRESSION_BYTES:
-        raise _Refused(f"has {len(text.encode())} bytes; {MAX_EXPRESSION_BYTES} are allowed")
+    if (size := size_of(text)) > MAX_EXPRESSION_BYTES:
+        raise _Refused(f"has {size} bytes; {MAX_EXPRESSION_BYTES} are allowed")
     environment = _environment()
     try:
         program = environment.compile(text)

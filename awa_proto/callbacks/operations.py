@@ -29,7 +29,7 @@ from awa_proto.dead_letters import DeadLetterPolicy
 from awa_proto.error_text import clean
 from awa_proto.errors import CallbackNotFound, DatabaseError, SerializationError, ValidationError
 from awa_proto.events import AnyEvent
-from awa_proto.extra import compact
+from awa_proto.extra import compact, size_of
 from awa_proto.flush import flush_number
 from awa_proto.followup import FollowUp, FollowUps
 from awa_proto.intake import Intake
@@ -427,8 +427,8 @@ MAX_PAYLOAD: Final = 1024 * 1024
 def payload_json(field: str, value: object) -> str:
     """The JSON text of a payload. Raises ValidationError: it is no JSON, or too much."""
     found = compact(to_object(field, {field: value})[1][field])
-    if len(found.encode()) > MAX_PAYLOAD:
-        raise ValidationError(field, f"has {len(found.encode())} bytes of JSON; {MAX_PAYLOAD} are allowed")
+    if (size := size_of(found)) > MAX_PAYLOAD:
+        raise ValidationError(field, f"has {size} bytes of JSON; {MAX_PAYLOAD} are allowed")
     return found
 
 

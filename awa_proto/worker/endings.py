@@ -20,16 +20,15 @@ from datetime import datetime
 from typing import Final
 
 from awa_proto.errors import SerializationError, TerminalError
-from awa_proto.extra import compact
+from awa_proto.extra import compact, size_of
 from awa_proto.followup import FollowUp, FollowUpError
 from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import FAILED_METRIC, TABLE, Completed, Ending, Output, Raised, Returned, Transition, conclude
-from awa_proto.output import size_of
 from awa_proto.recording import Recording
 from awa_proto.store import Ended
 from awa_proto.worker.context import Context
 from awa_proto.worker.happened import job_after
-from awa_proto.worker.report import about
+from awa_proto.worker.report import Report, about
 from awa_proto.worker.tally import Tally
 
 MINUTE: Final = 60.0
@@ -156,10 +155,7 @@ class Endings:
 
     def _with_follow_ups(self, ended: Ended, now: float) -> Ended:
         def unread(follow_up: FollowUp, error: SerializationError) -> None:
-            self._context.report.warn(
-                now, f"follow-up unread: {follow_up.name}", "the args of a job do not fit what a follow-up function takes",
-                **about(ended.attempt), function=follow_up.name, error=str(error),
-            )  # fmt: skip
+            warn_unread(self._context.report, now, ended.attempt, follow_up, error)
 
         registered = self._context.follow_ups.of(ended, job_after(ended), unread)
         if not registered:
@@ -263,6 +259,14 @@ def count_outputs(tally: Tally, kind: str, queue: str, outcome: str, sizes: Sequ
 def count_dropped(tally: Tally, attempt: Attempt, reason: str, times: int = 1) -> None:
     """So many outputs of an attempt are kept nowhere."""
     tally.count("awa.job.output_dropped", _of(attempt) | {"awa.output.reason": reason}, times)
+
+
+def warn_unread(report: Report, now: float, attempt: Attempt, follow_up: FollowUp, error: Exception) -> None:
+    """The args of an attempt do not fit what a follow-up function takes; say so."""
+    report.warn(
+        now, f"follow-up unread: {follow_up.name}", "the args of a job do not fit what a follow-up function takes",
+        **about(attempt), function=follow_up.name, error=str(error),
+    )  # fmt: skip
 
 
 def _of(attempt: Attempt) -> dict[str, str]:

@@ -16,8 +16,9 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from awa_proto.extra import size_of
 from awa_proto.job import Attempt, JobState
-from awa_proto.output import MAX_BATCH_OUTPUT_BYTES, size_of
+from awa_proto.output import MAX_BATCH_OUTPUT_BYTES
 from awa_proto.plan import Op, Plan, Rows, Statement, Value
 from awa_proto.store import Ended, Verdict, Verdicts, Waits
 from awa_proto.store.queue.home import NEW, available, scheduled
