@@ -173,10 +173,13 @@ class Registered(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A handler that waits."""
+    """A handler that waits. waited: seconds that its attempt has waited in all, by its worker's clock, until now or until it
+    left: its deadline does not count them. 0 for one without a deadline.
+    """
 
     attempt: Attempt
     callback_id: str
+    waited: float = 0.0
 
 
 class Waited(NamedTuple):
@@ -524,11 +527,17 @@ class Store(Protocol):
         ...
 
     def wait(self, waits: Sequence[Wait]) -> Op[list[Waited]]:
-        """Say that handlers wait, and ask whether what they wait for has come. In the order given, any number of times."""
+        """Say that handlers wait, and ask whether what they wait for has come. In the order given, any number of times.
+
+        The deadlines count neither what is said to have been waited nor what passes from then on, whichever comes to more.
+        """
         ...
 
     def leave(self, waits: Sequence[Wait]) -> Op[None]:
-        """Say that handlers wait no more; their callbacks stay."""
+        """Say that handlers wait no more; their callbacks stay. Once for each attempt, any number of times.
+
+        How long they have waited counts as it is said, also of those whose waiting was never written.
+        """
         ...
 
     def tell_ended(self, attempts: Sequence[Attempt]) -> Op[None]:

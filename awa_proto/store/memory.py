@@ -89,6 +89,7 @@ class MemoryJob:
     """A job as this store keeps it.
 
     recorded: the progress that its attempt has flushed. claim: while it runs, the number of its claim and its place there.
+    deadline_at: without the seconds that its handler has `waited`.
     """
 
     id: int
@@ -106,6 +107,7 @@ class MemoryJob:
     run_lease: int = 0
     attempted_at: datetime | None = None
     deadline_at: datetime | None = None
+    waited: float = 0.0
     finalized_at: datetime | None = None
     output: str | None = None
     recorded: str | None = None
@@ -419,6 +421,7 @@ class MemoryStore:
         job.finalized_at = None
         seconds = extras.decode(job.extra).get("deadline", deadline)
         job.deadline_at = None if seconds is None else now + timedelta(seconds=seconds)
+        job.waited = 0.0
         job.claim = claim_id, claim.jobs.index(job.id)
         return _attempt(job)
 
@@ -535,7 +538,8 @@ class MemoryStore:
         ago = timedelta(seconds=late)
 
         def is_overdue(job: MemoryJob, now: datetime) -> bool:
-            return job.deadline_at is not None and not _is_waited_for(job) and job.deadline_at < now - ago
+            deadline_at = _deadline_at(job)
+            return deadline_at is not None and deadline_at < now - ago
 
         return _op("find_overdue", lambda: self._stranded(is_overdue, limit, after), safe_to_retry=True)
 
@@ -661,13 +665,16 @@ class MemoryStore:
     def wait(self, waits: Sequence[Wait]) -> Op[list[Waited]]:
         """Whether it has come."""
 
-        def look(attempt: Attempt, id: str) -> Waited:
+        def look(attempt: Attempt, id: str, waited: float) -> Waited:
             job = self._tables.jobs.get(attempt.id)
             callback = None if job is None or job.run_lease != attempt.run_lease else job.callback
-            if callback is None or callback.id != id or callback.waits is Waits.PARKED:
+            if job is None or callback is None or callback.id != id or callback.waits is Waits.PARKED:
                 return Waited(is_over=True)
+            if callback.waits is Waits.REGISTERED or self._counted(job) < waited - 1:
+                job.waited = max(self._counted(job), waited)
+                callback.waits_since = None if callback.waits is Waits.RESUMED else self._clock()
             if callback.waits is Waits.REGISTERED:
-                callback.waits, callback.waits_since = Waits.IN_HANDLER, self._clock()
+                callback.waits = Waits.IN_HANDLER
             return Waited(callback.waits is Waits.RESUMED, callback.result)
 
         return _op("wait", lambda: [look(*each) for each in waits], safe_to_retry=True)
@@ -676,22 +683,27 @@ class MemoryStore:
         """They wait no more."""
 
         def act() -> None:
-            for attempt, id in waits:
+            for attempt, id, waited in waits:
                 job = self._tables.jobs.get(attempt.id)
-                if job is None or not self._is_callable(attempt, Called(id, (Waits.IN_HANDLER,))):
+                callback = None if job is None or job.run_lease != attempt.run_lease else job.callback
+                if job is None or callback is None or callback.waits is Waits.PARKED:
                     continue
-                self._waited(job)
-                assert job.callback is not None
-                job.callback.waits = Waits.REGISTERED
+                job.waited = max(job.waited, waited)
+                if callback.waits is Waits.IN_HANDLER and callback.id == id:
+                    callback.waits, callback.waits_since = Waits.REGISTERED, None
 
         return _op("leave", act, safe_to_retry=True)
 
     def _waited(self, job: MemoryJob) -> None:
         """Its deadline goes on."""
-        assert job.callback is not None
-        if job.callback.waits_since is not None and job.deadline_at is not None:
-            job.deadline_at += self._clock() - job.callback.waits_since
-        job.callback.waits_since = None
+        job.waited = self._counted(job)
+        if job.callback is not None:
+            job.callback.waits_since = None
+
+    def _counted(self, job: MemoryJob) -> float:
+        """Seconds that its handler has waited until now."""
+        since = None if job.callback is None else job.callback.waits_since
+        return job.waited if since is None else job.waited + (self._clock() - since).total_seconds()
 
     def _is_callable(self, attempt: Attempt, called: Called) -> bool:
         """Whether a callback still is as it was found."""
@@ -1375,7 +1387,7 @@ class MemoryStore:
             run_at=job.run_at,
             created_at=job.created_at,
             attempted_at=job.attempted_at,
-            deadline_at=None if _is_waited_for(job) else job.deadline_at,
+            deadline_at=_deadline_at(job),
             finalized_at=job.finalized_at,
             extra_json=extras.after_attempt(job.extra, None, job.recorded) or job.extra,
             dlq_reason=job.dlq_reason,
@@ -1388,6 +1400,13 @@ class MemoryStore:
 def _is_waited_for(job: MemoryJob) -> bool:
     """Whether a handler waits for its callback."""
     return job.callback is not None and job.callback.waits is Waits.IN_HANDLER
+
+
+def _deadline_at(job: MemoryJob) -> datetime | None:
+    """As it is known now: None while it stands still."""
+    if job.deadline_at is None or _is_waited_for(job):
+        return None
+    return job.deadline_at + timedelta(seconds=job.waited)
 
 
 def _state(job: MemoryJob) -> JobState:

@@ -7,6 +7,7 @@ worker's inbox, and ends by what the machine says, by the handler's own patience
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
@@ -24,9 +25,6 @@ from awa_proto.worker.events import Lane, RunOp, StartJob, WaitAsked
 
 if TYPE_CHECKING:
     from awa_proto.testing.process import Process
-
-OWN_PATIENCE: Final = 0.05
-"""Seconds after which a handler leaves that does not wait for long."""
 
 
 class Wait(NamedTuple):
@@ -77,16 +75,25 @@ def _leave_and_park(job: SimulatedJob, give: Callable[[CallbackToken], None]) ->
     token = yield _register(job)
     give(token)
     try:
-        yield Wait(token, OWN_PATIENCE)
+        yield Wait(token, job.args["patience"])
     except TimeoutError:
         return WaitForCallback(token)
+    return None
+
+
+def _leave_and_work(job: SimulatedJob, give: Callable[[CallbackToken], None]) -> Steps:
+    token = yield _register(job)
+    give(token)
+    with contextlib.suppress(TimeoutError):
+        yield Wait(token, job.args["patience"])
+    yield job.args["takes"]
     return None
 
 
 def _leave_and_wait(job: SimulatedJob, give: Callable[[CallbackToken], None]) -> Steps:
     token = yield _register(job)
     give(token)
-    for patience in (OWN_PATIENCE, 0.0, None):
+    for patience in (job.args["patience"], 0.0, None):
         try:
             yield Wait(token, patience)
         except TimeoutError:
@@ -96,7 +103,7 @@ def _leave_and_wait(job: SimulatedJob, give: Callable[[CallbackToken], None]) ->
 
 
 def _leave_and_register(job: SimulatedJob, give: Callable[[CallbackToken], None]) -> Steps:
-    for patience in (OWN_PATIENCE, OWN_PATIENCE, None):
+    for patience in (job.args["patience"], job.args["patience"], None):
         token = yield _register(job)
         give(token)
         try:
@@ -118,6 +125,7 @@ SCRIPTS: Final[Mapping[str, Callable[[SimulatedJob, Callable[[CallbackToken], No
     "wait, park": _wait_and_park,
     "replace": _replace,
     "leave, park": _leave_and_park,
+    "leave, work": _leave_and_work,
     "leave, wait": _leave_and_wait,
     "leave, register": _leave_and_register,
     "park for nothing": _park_for_nothing,

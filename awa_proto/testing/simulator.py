@@ -59,7 +59,8 @@ class Job:
     """A job of the simulation, and how its runs go: the last of `ends` stands for all runs after it.
 
     ends: ok, completed, error, terminal, retry, snooze, cancel, wrong, or what `handlers.SCRIPTS` names. timeout: seconds that
-    its callbacks are waited for. expect: the state it must reach; None for any.
+    its callbacks are waited for. patience: seconds after which a handler leaves that does not wait for long. expect: the state
+    it must reach; None for any.
     is_poison: the database refuses its results. is_unreadable: its args do not decode. is_stubborn: its handler ignores
     a cancellation.
     """
@@ -71,6 +72,7 @@ class Job:
     max_attempts: int = 25
     delay: float = 0.0
     timeout: float = 5.0
+    patience: float = 0.05
     deadline: float | None = None
     ordering: int | None = None
     kind: str = KIND
@@ -170,7 +172,13 @@ class Simulation:
             args="[]"
             if job.is_unreadable
             else json.dumps(
-                {"takes": job.takes, "ends": job.ends, "timeout": job.timeout, "stubborn": job.is_stubborn}
+                {
+                    "takes": job.takes,
+                    "ends": job.ends,
+                    "timeout": job.timeout,
+                    "patience": job.patience,
+                    "stubborn": job.is_stubborn,
+                }
             ),
             priority=job.priority,
             max_attempts=job.max_attempts,

@@ -14,8 +14,8 @@ Whoever still runs such an attempt is told, and cancels its handler. Hooks are t
 Follow-ups are best effort: in a transaction of their own after the commit, and what fails there is logged and leaves the
 rescue as it is.
 
-A database that was away has heard nobody's heartbeat. So after it was, nobody is taken as dead before every worker has had
-the time to beat.
+A database that was away has heard nobody: no heartbeat, no result, and not that a handler waits, which stops its deadline. So
+after it was, nobody is taken as dead, and no attempt as overdue, before every worker has had the time to beat and to write.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _TRIES: Final = 3
 
 def rescues(context: Context, told: Callable[[tuple[int, int]], None]) -> list[Duty]:
     """The duties. told: called with the (id, run_lease) of each attempt that was ended, should this worker run it itself."""
-    settings, store = context.config.liveness, context.store
+    settings, store, lanes = context.config.liveness, context.store, context.lanes
 
     def stale(after: Place | None) -> Op[StrandedPage]:
         return store.find_stale(settings.stale_after, PAGE, after)
@@ -62,8 +62,16 @@ def rescues(context: Context, told: Callable[[tuple[int, int]], None]) -> list[D
     def overdue(after: Place | None) -> Op[StrandedPage]:
         return store.find_overdue(LATE, PAGE, after)
 
-    of_silent = Abandoned(context, told, RescueReason.STALE_HEARTBEAT, stale, distrust=settings.heartbeat_interval)
-    of_overdue = Abandoned(context, told, RescueReason.DEADLINE_EXCEEDED, overdue)
+    def heard_again() -> float:
+        return lanes.back_at
+
+    def written_again() -> float:
+        """A deadline may have passed in an outage that is too short for a heartbeat to be missed."""
+        return max(lanes.back_at, lanes.returned_at[Lane.UPKEEP])
+
+    distrust = settings.heartbeat_interval
+    of_silent = Abandoned(context, told, RescueReason.STALE_HEARTBEAT, stale, heard_again, distrust)
+    of_overdue = Abandoned(context, told, RescueReason.DEADLINE_EXCEEDED, overdue, written_again, distrust)
     of_expired = Expired(context, told, RescueReason.EXPIRED_CALLBACK)
     return [
         Duty("rescue of silent workers", settings.rescue_interval, of_silent.look, of_silent.found),
@@ -208,10 +216,10 @@ class Rescue:
 class Abandoned(Rescue):
     """Ends attempts that their worker has given up, or is about to: `find` finds them, page by page.
 
-    distrust: seconds after the database was away in which nothing is ended.
+    back_at: when the database was last back. distrust: seconds from then on in which nothing is ended.
     """
 
-    __slots__ = ("_after", "_distrust", "_find")
+    __slots__ = ("_after", "_back_at", "_distrust", "_find")
 
     def __init__(
         self,
@@ -219,11 +227,12 @@ class Abandoned(Rescue):
         told: Callable[[tuple[int, int]], None],
         reason: RescueReason,
         find: Callable[[Place | None], Op[StrandedPage]],
-        *,
-        distrust: float = 0.0,
+        back_at: Callable[[], float],
+        distrust: float,
     ) -> None:
         super().__init__(context, told, reason)
         self._find = find
+        self._back_at = back_at
         self._distrust = distrust
         self._after: Place | None = None
 
@@ -233,7 +242,7 @@ class Abandoned(Rescue):
 
     def found(self, page: StrandedPage, now: float) -> float | None:
         """End what was found. Seconds until the next look: 0 when there is another page, None for the usual."""
-        trusted_at = self._context.lanes.back_at + self._distrust
+        trusted_at = self._back_at() + self._distrust
         if now < trusted_at:
             self._after = None
             return trusted_at - now

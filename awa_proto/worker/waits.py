@@ -2,14 +2,16 @@
 
 what                                    | what becomes of it
 ----------------------------------------|--------------------------------------------------------------------------
-a handler begins to wait                | that is written, and whether the callback has come already is the answer
+a handler begins to wait                | its deadline stands still; that is written, and whether the callback has come
+                                        | already is the answer
 a notification names its attempt        | it is looked for at once
 none comes                              | all that wait are looked for, in one statement, as often as a queue is polled
 the callback has come                   | WaitOver with what it came with; the deadline goes on with what was left of it
 it never will: replaced, used, ended    | WaitOver without
 the handler leaves (its own timeout)    | that is written; the deadline goes on
 it registers anew, or parks the job     | it may, whether its leaving is written so far or not
-the database is away                    | it goes on to wait; whatever is to be asked or written is tried with back-off
+the database is away                    | it goes on to wait; whatever is to be asked or written is tried with back-off,
+                                        | each time with how long it has waited, which the deadline does not count
 the handler ended, was cancelled        | forgotten: whatever ends the attempt takes the callback along
 """
 
@@ -20,6 +22,7 @@ from collections.abc import Callable
 from typing import Final
 
 from awa_proto.errors import DatabaseError
+from awa_proto.plan import Op
 from awa_proto.store import Wait, Waited
 from awa_proto.worker.backoff import Backoff
 from awa_proto.worker.context import Context
@@ -41,7 +44,6 @@ class Waiter:
         "_is_away",
         "_is_busy",
         "_leaving",
-        "_left",
         "_look",
         "_out",
         "_running",
@@ -55,12 +57,13 @@ class Waiter:
         self._running = running
         self._watch = watch
         self._waits: dict[Fence, Wait] = {}
-        self._left: dict[Fence, float] = {}
         self._look: dict[Fence, None] = {}
-        self._leaving: list[Wait] = []
+        self._leaving: dict[Fence, Wait] = {}
         self._is_busy = False
         self._is_away = False
-        self._backoff = Backoff(0.02, config_poll(context), context.random)
+        # after the database was away, what is overdue by its count is left alone for one heartbeat: time for two tries
+        most = min(config_poll(context), context.config.liveness.heartbeat_interval / 2)
+        self._backoff = Backoff(min(0.02, most), most, context.random)
 
     def __len__(self) -> int:
         return len(self._waits)
@@ -74,9 +77,7 @@ class Waiter:
             return
         self._waits[fence] = Wait(attempt, event.callback_id)
         self._look[fence] = None
-        at = self._running.deadlines.take(attempt)
-        if at is not None:
-            self._left[fence] = at - now
+        self._running.deadlines.stop(attempt, now)
 
     def leave(self, event: WaitLeft, now: float) -> None:
         """A handler waits no more, whatever comes."""
@@ -84,7 +85,7 @@ class Waiter:
         wait = self._waits.get(fence)
         if wait is not None and wait.callback_id == event.callback_id:
             self._forget(fence, now)
-            self._leaving.append(wait)
+            self._leaving[fence] = self._counted(wait, now)
 
     def woken(self, fence: Fence) -> None:
         """A notification: the callback of an attempt has come."""
@@ -104,7 +105,6 @@ class Waiter:
             return
         for fence in [fence for fence in self._waits if not self._running.runs(fence)]:
             del self._waits[fence]
-            self._left.pop(fence, None)
             self._look.pop(fence, None)
         if not self._is_busy and not self._is_away:
             if self._leaving:
@@ -129,21 +129,25 @@ class Waiter:
                 if answer.is_over:
                     self._over(wait, answer.result, now)
 
-        self._context.lanes.run(Lane.MAINTENANCE, self._context.store.wait(waits), done, self._failed)
+        def asking(now: float) -> Op[list[Waited]]:
+            return self._context.store.wait([self._counted(wait, now) for wait in waits])
+
+        self._context.lanes.run(Lane.MAINTENANCE, asking, done, self._failed)
 
     def _leave(self) -> None:
         self._is_busy = True
-        waits, self._leaving = self._leaving, []
+        left, self._leaving = self._leaving, {}
 
         def done(_: None, _now: float) -> None:
             self._is_busy = False
             self._backoff.reset()
 
         def failed(error: DatabaseError, now: float) -> None:
-            self._leaving += waits
+            self._leaving = left | self._leaving
             self._failed(error, now)
 
-        self._context.lanes.run(Lane.MAINTENANCE, self._context.store.leave(waits), done, failed)
+        op = self._context.store.leave(list(left.values()))
+        self._context.lanes.run(Lane.MAINTENANCE, op, done, failed)
 
     def _failed(self, error: DatabaseError, now: float) -> None:
         self._is_busy = False
@@ -155,7 +159,7 @@ class Waiter:
         self._context.timers.set(Timer.WAIT, now + self._backoff.next())
 
     def _over(self, wait: Wait, result: str | None, now: float) -> None:
-        attempt, callback_id = wait
+        attempt, callback_id, _ = wait
         fence = attempt.id, attempt.run_lease
         if self._waits.get(fence) != wait:
             return
@@ -165,10 +169,12 @@ class Waiter:
     def _forget(self, fence: Fence, now: float) -> None:
         attempt = self._waits.pop(fence).attempt
         self._look.pop(fence, None)
-        left = self._left.pop(fence, None)
-        if left is not None and self._running.runs(fence):
-            self._running.deadlines.add(attempt, now + left)
+        if self._running.deadlines.go_on(attempt, now):
             self._watch()
+
+    def _counted(self, wait: Wait, now: float) -> Wait:
+        """With how long its handler has waited until now, by the clock that its deadline goes by."""
+        return wait._replace(waited=self._running.deadlines.stood(wait.attempt, now))
 
 
 def config_poll(context: Context) -> float:

@@ -12,7 +12,7 @@ from awa_proto.events import AnyEvent, Completed
 from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import Raised, RetryAfter, Returned
 from awa_proto.plan import Op
-from awa_proto.store import Claimed, Demand, Ended, Promoted, Registration, Ring, Verdict, Verdicts
+from awa_proto.store import Claimed, Demand, Ended, Promoted, Registration, Ring, Verdict, Verdicts, Wait, Waited
 from awa_proto.store.memory import MemoryStore
 from awa_proto.store.upkeep import Leadership
 from awa_proto.task import Task
@@ -60,6 +60,18 @@ class Spy(MemoryStore):
         self.flushes: list[tuple[Sequence[Ended], int]] = []
         self.looks: list[datetime | None] = []
         self.announcements: list[tuple[list[str], list[str]]] = []
+        self.waits: list[Sequence[Wait]] = []
+        self.leaves: list[Sequence[Wait]] = []
+
+    @override
+    def wait(self, waits: Sequence[Wait]) -> Op[list[Waited]]:
+        self.waits.append(waits)
+        return super().wait(waits)
+
+    @override
+    def leave(self, waits: Sequence[Wait]) -> Op[None]:
+        self.leaves.append(waits)
+        return super().leave(waits)
 
     @override
     def promote(self, limit: int, since: datetime | None = None, *, canonical: Sequence[str] = ()) -> Op[Promoted]:

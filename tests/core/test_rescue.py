@@ -163,6 +163,21 @@ def test_nobody_is_rescued_because_the_database_was_away() -> None:
         assert set(world.states.values()) == {JobState.COMPLETED}
 
 
+def test_a_deadline_that_passes_while_the_database_is_away_is_left_to_the_worker() -> None:
+    for seed in range(30):
+        world = Simulation(seed)
+        for number in range(1, 4):
+            worker(world, number)
+        world.run(15.0)
+        world.insert(Job(takes=9.0, deadline=10.0, max_attempts=1), Job(takes=99.0, deadline=10.0, max_attempts=1))
+        away = 20.0, 29.0 + 30.0 * Random(seed).random() ** 2
+        world.interfere = lambda _number, _run: is_down() if away[0] <= world.now < away[1] else None  # noqa: B023
+        world.run(100.0)
+        assert rescued(world) == {}
+        assert [row.state for row in world.rows] == [JobState.COMPLETED, JobState.FAILED]
+        assert [row.errors[-1]["error"] for row in world.rows[1:]] == ["hard deadline exceeded"]
+
+
 def test_a_worker_beats_until_its_last_result_is_written() -> None:
     world = Simulation(1)
     leaver = worker(world, 1, grace=200.0)
@@ -337,6 +352,24 @@ def test_for_a_while_after_the_database_was_away_nobody_is_taken_as_dead(monkeyp
     assert bench.events == []
     assert bench.look(now=105.0) is None
     assert [type(event) for event in bench.events] == [Rescued]
+
+
+def test_for_a_while_after_the_database_was_away_nothing_is_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench('{"deadline":1.0}')
+    find = bench.store.find_overdue
+    monkeypatch.setattr(bench.store, "find_overdue", lambda late, limit, after: find(late - 5.0, limit, after))
+
+    def ask() -> int:
+        bench.lanes.run(Lane.UPKEEP, bench.store.replan(), lambda *_: None, lambda *_: None)
+        id: int = bench.out.pop().id
+        return id
+
+    bench.lanes.failed(ask(), is_down(), 93.0)
+    bench.lanes.done(ask(), None, 95.0)
+    assert bench.look(bench.overdue, now=101.0) == 4.0
+    assert bench.events == []
+    assert bench.look(bench.overdue, now=105.0) is None
+    assert [event.reason for event in bench.events] == [OVERDUE]
 
 
 def test_the_database_was_away_when_nothing_was_answered_for_long() -> None:

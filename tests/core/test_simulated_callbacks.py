@@ -209,6 +209,64 @@ def test_the_deadline_of_a_handler_stands_still_while_it_waits() -> None:
         assert [entry["error"] for entry in world.rows[0].errors] == ["hard deadline exceeded"] * (takes == 0.4)
 
 
+def outage(world: Simulation, begins: float, lasts: float) -> None:
+    """Nobody reaches the database for so long."""
+    world.interfere = lambda _number, _run: is_down() if begins <= world.now < begins + lasts else None
+
+
+@pytest.mark.parametrize("is_written", [False, True], ids=["before it waits", "while it waits"])
+@pytest.mark.parametrize(("takes", "deadline", "lasts"), [(1.0, 3.5, 6.0), (2.5, 8.5, 12.0), (2.5, 20.0, 30.0)])
+def test_the_deadline_of_a_handler_stands_still_also_where_that_is_written_late(
+    takes: float, deadline: float, lasts: float, is_written: bool
+) -> None:
+    for seed in range(10):
+        world = Simulation(seed, faults=Faults(latency=0.002))
+        outside = Outside(world)
+        worker(world)
+        worker(world, number=2)
+        settled(world, 15.0)
+        world.insert(Job(ends=("wait",), takes=takes, deadline=deadline, timeout=300.0, max_attempts=1))
+        world.run_until(lambda: bool(world.ids), at_most=5.0, step=0.001)  # noqa: B023
+        outage(world, world.now + (takes + 0.5 if is_written else 0.0), lasts)
+        for number in range(3):
+            settled(world, 45.0)
+            assert (shown(world), len(world.ids)) == ([WAITING], number + 1)
+            outside.use("resume", world.ids[number])
+        settled(world, 30.0)
+        (row,) = world.rows
+        assert (row.state, row.attempt, row.errors) == (JobState.COMPLETED, 1, [])
+
+
+def test_a_wait_that_began_and_ended_while_the_database_was_away_has_stopped_the_deadline() -> None:
+    for seed in range(10):
+        world = Simulation(seed, faults=Faults(latency=0.002))
+        worker(world)
+        worker(world, number=2)
+        settled(world, 15.0)
+        world.given = lambda _: outage(world, world.now, 12.0)  # noqa: B023
+        job = Job(ends=("leave, work",), patience=10.0, takes=18.0, deadline=20.0, timeout=300.0, max_attempts=1)
+        world.insert(job)
+        settled(world, 60.0)
+        (row,) = world.rows
+        assert (row.state, row.attempt, row.errors) == (JobState.COMPLETED, 1, [])
+
+
+def test_a_handler_that_left_while_the_database_was_away_is_given_no_more_than_it_waited() -> None:
+    world = Simulation(1, faults=Faults(latency=0.002))
+    worker(world)
+    settled(world, 15.0)
+    world.given = lambda _: outage(world, world.now + 5.0, 30.0)
+    job = Job(ends=("leave, work",), patience=10.0, takes=300.0, deadline=60.0, timeout=300.0, max_attempts=1)
+    world.insert(job)
+    settled(world, 40.0)
+    (row,) = world.rows
+    assert row.attempted_at is not None
+    assert row.deadline_at is not None
+    assert (row.deadline_at - row.attempted_at).total_seconds() == pytest.approx(70.0, abs=0.1)
+    settled(world, 60.0)
+    assert [entry["error"] for row in world.rows for entry in row.errors] == ["hard deadline exceeded"]
+
+
 @pytest.mark.parametrize("name", ["park", "wait"])
 @pytest.mark.parametrize("timeout", [0.5, 30.0])
 def test_who_waits_too_long_is_rescued_in_time(name: str, timeout: float) -> None:

@@ -8,7 +8,7 @@ from awa_proto.handler import JobBase
 from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import DeadLetter, Raised, Returned, WaitForCallback
 from awa_proto.recording import Recording
-from awa_proto.store import Promoted, Ring, Verdict, Verdicts, Waited
+from awa_proto.store import Promoted, Ring, Verdict, Verdicts, Wait, Waited
 from awa_proto.worker.config import QueueConfig
 from awa_proto.worker.events import (
     CancelJob,
@@ -101,6 +101,79 @@ def test_a_handler_that_leaves_says_so_and_its_deadline_goes_on() -> None:
     bench.done("leave")
     assert of(CancelJob, idle(bench, 9.9)) == []
     assert of(CancelJob, idle(bench, 0.2)) == [CancelJob(ONE, Reason.DEADLINE)]
+
+
+# how long it stood still
+
+
+def said_of(wait: Wait) -> tuple[str, float]:
+    return wait.callback_id, round(wait.waited, 6)
+
+
+def looking(bench: Bench, seconds: float) -> None:
+    """Time passes, and nothing comes."""
+    for _ in range(round(seconds * 10)):
+        idle(bench, 0.1)
+        if "wait" in bench.ops:
+            bench.done("wait", NOTHING)
+
+
+def test_each_look_says_how_long_a_handler_has_waited_when_it_is_sent() -> None:
+    bench = started(ONE, attempt(2))
+    at = bench.now
+    bench.hear(ASKED, WaitAsked(attempt(2), "b"))
+    for _ in range(10):
+        first, second = bench.store.waits[-1]
+        assert -1e-6 < bench.now - at - first.waited < 0.1001
+        assert second.waited == 0.0, "it has no deadline"
+        bench.failed("wait", None)
+        while "wait" not in bench.ops:
+            idle(bench, 0.1)
+    assert bench.now - at > 5.0
+
+
+def test_a_look_that_had_to_wait_for_the_connection_says_how_long_it_was_until_then() -> None:
+    bench = started(ONE)
+    while not bench.ops.keys() & {"promote", "survey"}:
+        bench.wait(0.1)
+    at = bench.now
+    assert asks(bench.hear(ASKED)) == 0
+    assert asks(bench.wait(4.0)) == 0
+    while "wait" not in bench.ops:
+        idle(bench, 0.1)
+    assert [said_of(wait) for wait in bench.store.waits[-1]] == [("a", 4.1)]
+    assert round(bench.now - at, 6) == 4.1
+
+
+def test_leaving_says_how_long_it_was_all_together_and_says_the_same_again() -> None:
+    bench = started(ONE)
+    for whole in (3.0, 6.0):
+        bench.hear(ASKED)
+        bench.done("wait", NOTHING)
+        looking(bench, 3.0)
+        bench.hear(WaitLeft(ONE, "a"))
+        idle(bench, 0.1)
+        for _ in range(3):
+            assert [said_of(wait) for wait in bench.store.leaves[-1]] == [("a", whole)]
+            bench.failed("leave", None)
+            while "leave" not in bench.ops:
+                idle(bench, 0.1)
+        bench.done("leave")
+
+
+def test_who_waited_again_before_it_could_be_written_that_he_left_is_written_once() -> None:
+    bench = started(ONE)
+    bench.hear(ASKED)
+    bench.failed("wait", None)
+    bench.wait(0.01)
+    bench.hear(WaitLeft(ONE, "a"))
+    bench.hear(WaitAsked(ONE, "b"))
+    bench.wait(0.001)
+    bench.hear(WaitLeft(ONE, "b"))
+    while "leave" not in bench.ops:
+        bench.wait(0.01)
+    bench.done("leave")
+    assert [[said_of(wait) for wait in each] for each in bench.store.leaves] == [[("b", 0.011)]]
 
 
 def test_while_the_database_is_away_it_goes_on_to_wait() -> None:

@@ -24,6 +24,7 @@ from awa_proto.plan import Op
 from awa_proto.store import Called, Ended, Stranded, Wait
 from tests.store.machine import LONG_AGO, QUEUES, WAITING_KEYS, Machine
 
+WAITED = st.sampled_from([0.0, 0.0, 2.5, 40.0])
 TIMEOUTS = st.sampled_from([0.5, 5.0, 40.0, 3600.0])
 USES = st.sampled_from(["complete", "fail", "retry", "resume"])
 NOBODY = "00000000-0000-4000-8000-000000000000"
@@ -36,9 +37,8 @@ class Side(NamedTuple):
     attempt: Attempt
     id: str
 
-    @property
-    def wait(self) -> Wait:
-        return Wait(self.attempt, self.id)
+    def wait(self, waited: float) -> Wait:
+        return Wait(self.attempt, self.id, waited)
 
 
 class Pair(NamedTuple):
@@ -106,7 +106,7 @@ class CallbackMachine(Machine):
                 if newer:
                     self.insert([(queue, 4, None, None, "k", unique)], copied=False, skip=True)
                 if way in {"waits", "waited and parked"}:
-                    self.wait([pair])
+                    self.wait([pair], 0.0)
                 if way in {"parked", "waited and parked"}:
                     self.park([claimed], resend=False, knows=True)
                 elif way == "came early":
@@ -127,10 +127,10 @@ class CallbackMachine(Machine):
             return
         pair = alive[number % len(alive)]
         if leaves:
-            self.wait([pair])
+            self.wait([pair], 0.0)
         self._twins.pass_time(seconds)
         if leaves:
-            self.leave([pair])
+            self.leave([pair], seconds)
             self._twins.agree_on_rows()
         if number % 3:
             self.use(pair, use, {"n": number}, buries=number % 2 == 0, guard=None)
@@ -158,17 +158,17 @@ class CallbackMachine(Machine):
         )  # fmt: skip
         return Ended(attempt, waits, flushed=True)
 
-    @rule(pairs=st.lists(registered, min_size=1, max_size=4, unique_by=_fence))
-    def wait(self, pairs: list[Pair]) -> None:
+    @rule(pairs=st.lists(registered, min_size=1, max_size=4, unique_by=_fence), waited=WAITED)
+    def wait(self, pairs: list[Pair], waited: float) -> None:
         twins = self._twins
-        real = twins.real(twins.store.wait([pair.real.wait for pair in pairs]))
-        assert real == twins.model(twins.memory.wait([pair.model.wait for pair in pairs]))
+        real = twins.real(twins.store.wait([pair.real.wait(waited) for pair in pairs]))
+        assert real == twins.model(twins.memory.wait([pair.model.wait(waited) for pair in pairs]))
 
-    @rule(pairs=st.lists(registered, min_size=1, max_size=4, unique_by=_fence))
-    def leave(self, pairs: list[Pair]) -> None:
+    @rule(pairs=st.lists(registered, min_size=1, max_size=4, unique_by=_fence), waited=WAITED)
+    def leave(self, pairs: list[Pair], waited: float) -> None:
         twins = self._twins
-        twins.real(twins.store.leave([pair.real.wait for pair in pairs]))
-        twins.model(twins.memory.leave([pair.model.wait for pair in pairs]))
+        twins.real(twins.store.leave([pair.real.wait(waited) for pair in pairs]))
+        twins.model(twins.memory.leave([pair.model.wait(waited) for pair in pairs]))
 
     # the outside world
 

@@ -273,18 +273,31 @@ def heartbeat(n: Names, callback: Callback, timeout: float) -> Plan[datetime | N
 
 # handlers that wait
 
+# That one waits may be written late, or never. So the worker says how long it has been in all: said again, it is the same.
+_COUNTED = "c.waited + coalesce(extract(epoch FROM clock_timestamp() - c.waits_since), 0)::float8"
+_GIVEN = "unnest($1::bigint[], $2::bigint[], $3::text[]::uuid[], $4::float8[])"
+_OF_GIVEN = "c.job_id = ANY ($1::bigint[]) AND g.job_id = c.job_id AND g.run_lease = c.run_lease"
+
 
 @lru_cache
 def wait_sql(n: Names) -> str:
-    """$1 job ids, $2 leases, $3 callback ids. Their place in these arrays, the state, whether that is new, the result."""
+    """$1 job ids, $2 leases, $3 callback ids, $4 seconds waited. Their place in these arrays, the state, whether it was written
+    anew, the result.
+
+    Of those that wait already, or were resumed, only what was counted wrong is, by more than a second.
+    """
     return f"""
 WITH given AS MATERIALIZED (
-  SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[]::uuid[]) WITH ORDINALITY g(job_id, run_lease, callback_id, ord)
+  SELECT * FROM {_GIVEN} WITH ORDINALITY g(job_id, run_lease, callback_id, waited, ord)
 ),
 begun AS (
-  UPDATE {n.s}.callbacks c SET state = {int(Waits.IN_HANDLER)}, waits_since = clock_timestamp()
-  WHERE c.job_id = ANY ($1::bigint[]) AND c.state = {int(Waits.REGISTERED)}
-    AND EXISTS (SELECT FROM given g WHERE g.job_id = c.job_id AND g.run_lease = c.run_lease AND g.callback_id = c.callback_id)
+  UPDATE {n.s}.callbacks c
+  SET state = CASE c.state WHEN {int(Waits.REGISTERED)} THEN {int(Waits.IN_HANDLER)} ELSE c.state END,
+      waited = greatest({_COUNTED}, g.waited),
+      waits_since = CASE WHEN c.state <> {int(Waits.RESUMED)} THEN clock_timestamp() END
+  FROM given g
+  WHERE {_OF_GIVEN} AND g.callback_id = c.callback_id AND c.state <> {int(Waits.PARKED)}
+    AND (c.state = {int(Waits.REGISTERED)} OR {_COUNTED} < g.waited - 1)
   RETURNING c.job_id
 )
 SELECT g.ord::int - 1, c.state, c.job_id IN (SELECT job_id FROM begun), c.result::text
@@ -293,15 +306,16 @@ FROM given g CROSS JOIN LATERAL (
   WHERE c.job_id = g.job_id AND c.run_lease = g.run_lease AND c.callback_id = g.callback_id ORDER BY c.job_id LIMIT 1) c"""
 
 
+def _given(waits: Sequence[Wait]) -> tuple[list[Any], ...]:
+    ids, leases = [wait.attempt.id for wait in waits], [wait.attempt.run_lease for wait in waits]
+    return ids, leases, [wait.callback_id for wait in waits], [wait.waited for wait in waits]
+
+
 def wait(n: Names, waits: Sequence[Wait]) -> Op[list[Waited]]:
     """Whether what handlers wait for has come."""
 
     def plan() -> Plan[list[Waited]]:
-        params = (
-            [wait.attempt.id for wait in waits],
-            [wait.attempt.run_lease for wait in waits],
-            [wait.callback_id for wait in waits],
-        )
+        params = _given(waits)
         found: list[Waited] = []
         for _ in range(_MOST_LOOKS):
             rows = yield from persistently(Statement("callback.wait", wait_sql(n), params))
@@ -319,22 +333,21 @@ def wait(n: Names, waits: Sequence[Wait]) -> Op[list[Waited]]:
 
 @lru_cache
 def leave_sql(n: Names) -> str:
-    """$1 job ids, $2 leases, $3 callback ids."""
+    """$1 job ids, none twice, $2 leases, $3 callback ids, $4 seconds waited, of whichever callback of the attempt it was."""
+    left = f"c.state = {int(Waits.IN_HANDLER)} AND g.callback_id = c.callback_id"
     return f"""
 UPDATE {n.s}.callbacks c
-SET state = {int(Waits.REGISTERED)}, waits_since = NULL,
-    waited = c.waited + coalesce(extract(epoch FROM clock_timestamp() - c.waits_since), 0)::float8
-WHERE c.job_id = ANY ($1::bigint[]) AND c.state = {int(Waits.IN_HANDLER)} AND EXISTS (
-  SELECT FROM unnest($1::bigint[], $2::bigint[], $3::text[]::uuid[]) g(job_id, run_lease, callback_id)
-  WHERE g.job_id = c.job_id AND g.run_lease = c.run_lease AND g.callback_id = c.callback_id)"""
+SET state = CASE WHEN {left} THEN {int(Waits.REGISTERED)} ELSE c.state END,
+    waits_since = CASE WHEN {left} THEN NULL ELSE c.waits_since END, waited = greatest(c.waited, g.waited)
+FROM {_GIVEN} g(job_id, run_lease, callback_id, waited)
+WHERE {_OF_GIVEN} AND c.state <> {int(Waits.PARKED)} AND ({left} OR c.waited < g.waited)"""
 
 
 def leave(n: Names, waits: Sequence[Wait]) -> Op[None]:
     """Handlers wait no more."""
 
     def plan() -> Plan[None]:
-        ids, leases, callbacks = zip(*((w.attempt.id, w.attempt.run_lease, w.callback_id) for w in waits), strict=True)
-        yield from persistently(Statement("callback.leave", leave_sql(n), (list(ids), list(leases), list(callbacks))))
+        yield from persistently(Statement("callback.leave", leave_sql(n), _given(waits)))
 
     return Op("leave", plan, safe_to_retry=True)
 

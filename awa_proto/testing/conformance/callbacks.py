@@ -145,6 +145,65 @@ async def waiting_stops_the_clock_of_the_deadline(kit: Kit) -> None:
     assert (after - before).total_seconds() >= 0.02
 
 
+async def more_time(kit: Kit, attempt: Attempt) -> float:
+    """Seconds that an attempt with a deadline of an hour may take beyond that."""
+    job = await kit.job(attempt.id)
+    assert job.deadline_at is not None
+    assert job.attempted_at is not None
+    return (job.deadline_at - job.attempted_at - HOUR).total_seconds()
+
+
+async def a_wait_counts_for_the_deadline_though_it_is_written_late_and_once(kit: Kit) -> None:
+    attempt, id = await running(kit, extra=encode(deadline=3600.0))
+    for _ in range(2):
+        assert await kit.run(kit.store.wait([Wait(attempt, id, 500.0)])) == [Waited(is_over=False)]
+    assert await kit.run(kit.store.wait([Wait(attempt, id, 1500.0)])) == [Waited(is_over=False)], "it was even longer"
+    assert await kit.run(kit.store.wait([Wait(attempt, id, 1000.0)])) == [Waited(is_over=False)]
+    await kit.run(outside(kit).resume_external(id))
+    assert 1500.0 <= await more_time(kit, attempt) < 1900.0
+    for _ in range(2):
+        assert await kit.run(kit.store.wait([Wait(attempt, id, 2500.0)])) == [Waited(is_over=True, result="null")]
+        assert await more_time(kit, attempt) == pytest.approx(2500.0), "it went on long after it was resumed"
+    second = await registered(kit, attempt)
+    assert await more_time(kit, attempt) == pytest.approx(2500.0)
+    for way in (kit.store.find_stale(0.0, 10), kit.store.find_overdue(0.0, 10)):
+        late = [stranded.attempt.id for stranded in (await kit.run(way)).stranded]
+        assert late == ([attempt.id] if way.name == "find_stale" else [])
+    await kit.run(kit.store.wait([Wait(attempt, second, 3000.0)]))
+    await kit.run(outside(kit).resume_external(second))
+    assert 3000.0 <= await more_time(kit, attempt) < 3400.0
+    await kit.close(attempt)
+
+
+async def how_long_a_handler_waited_that_left_is_what_its_worker_says(kit: Kit) -> None:
+    attempt, id = await running(kit, extra=encode(deadline=3600.0))
+    for _ in range(2):
+        await kit.run(kit.store.leave([Wait(attempt, id, 50.0)]))
+        assert await more_time(kit, attempt) == pytest.approx(50.0), "that it waited was never written"
+    await kit.run(kit.store.wait([Wait(attempt, id, 50.0)]))
+    await anyio.sleep(0.02)
+    for _ in range(2):
+        await kit.run(kit.store.leave([Wait(attempt, id, 50.01)]))
+        job = await kit.job(attempt.id)
+        assert (job.state, job.callback_id) == (JobState.RUNNING, id)
+        assert await more_time(kit, attempt) == pytest.approx(50.01), "not the time until it was written"
+    await kit.run(kit.store.leave([Wait(attempt, id, 20.0)]))
+    assert await more_time(kit, attempt) == pytest.approx(50.01), "an older word changes nothing"
+    second = await registered(kit, attempt)
+    await kit.run(kit.store.wait([Wait(attempt, second, 50.01)]))
+    await kit.run(kit.store.leave([Wait(attempt, id, 70.0)]))
+    assert (await kit.job(attempt.id)).state is JobState.WAITING_EXTERNAL, "it has left another one"
+    await kit.run(kit.store.leave([Wait(attempt, second, 70.0)]))
+    assert await more_time(kit, attempt) == pytest.approx(70.0)
+    await kit.run(outside(kit).resume_external(second))
+    await kit.run(kit.store.leave([Wait(attempt, second, 90.0)]))
+    assert await more_time(kit, attempt) == pytest.approx(90.0), "it was resumed as it left"
+    assert await kit.run(kit.store.wait([Wait(attempt, second)])) == [Waited(is_over=True, result="null")]
+    await kit.finalize(parking(attempt))
+    await kit.run(kit.store.leave([Wait(attempt, second, 99.0)]))
+    assert (await kit.job(attempt.id)).state is JobState.AVAILABLE
+
+
 async def a_callback_completes_its_job_wherever_that_is_and_once(kit: Kit) -> None:
     for way in WAYS:
         attempt, id = await way(kit)
