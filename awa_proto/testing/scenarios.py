@@ -164,7 +164,8 @@ class _Life:
             succeed(world, self._working, list(self._queues), self._ticks)
             if not self._working:
                 self._start_worker()
-            world.run_until(self.is_settled, at_most=90.0, step=1.0)
+            # of a queue with one slot: 45 s until what a dead worker held is rescued, then three jobs of 25 s, one by one
+            world.run_until(self.is_settled, at_most=120.0, step=1.0)
         self._answer_drains()
         if dice > 0.95:
             self._idle()
