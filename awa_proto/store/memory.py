@@ -70,6 +70,8 @@ _WAITING = DEFERRED | {JobState.AVAILABLE, JobState.WAITING_EXTERNAL}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PROMOTE_HINT = 5.0
 """Seconds. A deferred job due sooner is told to sleeping workers, which look at what is deferred about that often."""
+EXPIRY_HINT: Final = 5.0
+"""Seconds. A callback that is due sooner is told to the leader, which looks for those that are late about that often."""
 PARKED: Final = -2
 """What attempts have instead of a segment that have ended, of jobs that wait for a callback."""
 _BY_A_PERSON = -1
@@ -573,19 +575,21 @@ class MemoryStore:
 
         def act() -> ExpiredPage:
             now = self._clock()
-            waiting = sorted(
-                (job.callback.timeout_at, job.id)
-                for job in self._tables.jobs.values()
-                if job.callback is not None and job.callback.waits in {Waits.IN_HANDLER, Waits.PARKED}
+            known = sorted(
+                (
+                    (job.callback, job)
+                    for job in self._tables.jobs.values()
+                    if job.callback is not None and job.callback.waits is not Waits.RESUMED
+                ),
+                key=lambda pair: (pair[0].timeout_at, pair[1].id),
             )
-            late = [self._tables.jobs[id] for at, id in waiting if at <= now][:limit]
-            rest = [at for at, _ in waiting if at > now]
-            found: list[tuple[Stranded, Called]] = []
-            for job in late:
-                assert job.callback is not None
-                called = Called(job.callback.id, (job.callback.waits,), due=True)
-                found.append((Stranded(_waiting(job), now), called))
-            due_in = 0.0 if len(late) >= limit else (rest[0] - now).total_seconds() if rest else None
+            found = [
+                (Stranded(_waiting(job), now), Called(callback.id, (callback.waits,), due=True))
+                for callback, job in known
+                if callback.timeout_at <= now and callback.waits is not Waits.REGISTERED
+            ][:limit]
+            next_at = next((callback.timeout_at for callback, _ in known if callback.timeout_at > now), None)
+            due_in = 0.0 if len(found) >= limit else None if next_at is None else (next_at - now).total_seconds()
             return ExpiredPage(found, due_in)
 
         return _op("find_expired", act, safe_to_retry=True)
@@ -604,12 +608,14 @@ class MemoryStore:
             if known is not None and known.id != before:
                 if known.waits is Waits.REGISTERED:
                     known.timeout_at, known.expressions = until, expressions
+                    self._hint(timeout)
                 return Registered(known.id, known.timeout_at)
             if known is not None:
                 self._waited(job)
             number = sum(int(self._random() * 2**32) << 32 * i for i in range(4))
             id = str(UUID(int=number % 2**128, version=4))
             job.callback = _Callback(id, until, expressions)
+            self._hint(timeout)
             return Registered(id, until)
 
         return _op("register_callback", act, safe_to_retry=True)
@@ -660,7 +666,13 @@ class MemoryStore:
         job = self._tables.jobs[callback.attempt.id]
         assert job.callback is not None
         job.callback.timeout_at = self._clock() + timedelta(seconds=timeout)
+        self._hint(timeout)
         return job.callback.timeout_at
+
+    def _hint(self, timeout: float) -> None:
+        """Tell whoever leads that a callback is due soon, if it is."""
+        if timeout < EXPIRY_HINT:
+            self._tell(f"@{timeout}")
 
     def wait(self, waits: Sequence[Wait]) -> Op[list[Waited]]:
         """Whether it has come."""

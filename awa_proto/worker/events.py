@@ -7,6 +7,7 @@ None, then waits again. `now` is a monotonic clock in seconds. Outputs are never
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -72,7 +73,8 @@ class JobEnded:
 class Woken:
     """A notification: this queue may have work. None: all of them may, or something deferred is due soon.
 
-    `!id:run_lease` is what a store says instead of a queue when a person cancelled an attempt that runs.
+    Instead of a queue a store says `!id:run_lease` when somebody else ended an attempt that runs, `^id:run_lease` when the
+    callback has come that its handler may wait for, and `@seconds` when a callback is due so soon.
     """
 
     queue: str | None = None
@@ -86,6 +88,15 @@ class Woken:
     def resumed_attempt(payload: str) -> tuple[int, int] | None:
         """The attempt whose callback has come, as the payload `^id:run_lease` reports it; None for any other payload."""
         return _fence("^", payload)
+
+    @staticmethod
+    def callback_due_in(payload: str) -> float | None:
+        """Seconds until a callback is due, as the payload `@seconds` reports it; None for any other payload."""
+        try:
+            seconds = float(payload[1:]) if payload[:1] == "@" else math.nan
+        except ValueError:
+            return None
+        return seconds if 0.0 <= seconds < math.inf else None
 
 
 def _fence(mark: str, payload: str) -> tuple[int, int] | None:

@@ -44,8 +44,9 @@ PAGE: Final = 500
 """Most attempts that one look finds; the next one follows at once."""
 LATE: Final = 1.5
 """Seconds beyond its deadline until an attempt is ended from outside: its own worker does it at the moment itself."""
+OF_CALLBACKS: Final = "rescue of expired callbacks"
 LOOK_EVERY: Final = 5.0
-"""Seconds between two looks for callbacks that are late, at most: so much may one be late that has less time than this."""
+"""Seconds between two looks for callbacks that are late, at most. That one is due sooner comes by notification."""
 SOON: Final = 0.02
 MOST_UNKNOWN: Final = 100
 """Most unknown kinds that health names."""
@@ -76,7 +77,7 @@ def rescues(context: Context, told: Callable[[tuple[int, int]], None]) -> list[D
     return [
         Duty("rescue of silent workers", settings.rescue_interval, of_silent.look, of_silent.found),
         Duty("rescue of overdue attempts", settings.deadline_interval, of_overdue.look, of_overdue.found),
-        Duty("rescue of expired callbacks", LOOK_EVERY, of_expired.look, of_expired.found),
+        Duty(OF_CALLBACKS, LOOK_EVERY, of_expired.look, of_expired.found),
     ]
 
 

@@ -38,14 +38,19 @@ class Duty(NamedTuple):
 
 
 class _Turn:
-    """A duty and its clock. is_running: its Op was asked for and not answered. was_away: the server was, at its newest run."""
+    """A duty and its clock.
 
-    __slots__ = ("at", "backoff", "duty", "is_running", "runs", "was_away")
+    is_running: its Op was asked for and not answered. hinted_at: when it is to run by what was heard since then, which the
+    answer may not know. was_away: the server was, at its newest run.
+    """
+
+    __slots__ = ("at", "backoff", "duty", "hinted_at", "is_running", "runs", "was_away")
 
     def __init__(self, duty: Duty, random: Callable[[], float]) -> None:
         self.duty = duty
         self.backoff = Backoff(FIRST_WAIT, min(MOST_WAIT, max(2 * duty.every, FIRST_WAIT)), random)
         self.at = math.inf
+        self.hinted_at = math.inf
         self.is_running = False
         self.runs = 0
         self.was_away = False
@@ -82,6 +87,17 @@ class Upkeep:
             turn.runs += 1
         self._context.timers.cancel(Timer.UPKEEP)
 
+    def hint(self, name: str, at: float) -> None:
+        """The duty of this name has something to do at a moment, and runs by then, if this worker leads."""
+        if not self._is_on:
+            return
+        for turn in self._turns:
+            if turn.duty.name == name:
+                turn.hinted_at = min(turn.hinted_at, at)
+                if not turn.is_running and not turn.backoff.failures:
+                    turn.at = min(turn.at, at)
+        self._wait()
+
     def tick(self, now: float) -> None:
         """The timer: run what is due."""
         if not self._is_on:
@@ -94,7 +110,7 @@ class Upkeep:
     def _run(self, turn: _Turn) -> None:
         duty, context, run = turn.duty, self._context, turn.runs
         turn.is_running = True
-        turn.at = math.inf
+        turn.at = turn.hinted_at = math.inf
 
         def done(answer: Any, now: float) -> None:
             if run != turn.runs:
@@ -105,7 +121,7 @@ class Upkeep:
             self._is_back(now)
             context.report.recovered(f"upkeep failed: {duty.name}", f"upkeep goes on: {duty.name}")
             wait = duty.said(answer, now)
-            turn.at = now + (duty.every * (1 - 0.1 * context.random()) if wait is None else wait)
+            turn.at = min(now + (duty.every * (1 - 0.1 * context.random()) if wait is None else wait), turn.hinted_at)
             self._wait()
 
         def failed(error: DatabaseError, now: float) -> None:

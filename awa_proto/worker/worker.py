@@ -88,6 +88,7 @@ from awa_proto.worker.lifecycle import Lifecycle, Phase
 from awa_proto.worker.listen import Line, Listener
 from awa_proto.worker.promote import Promoter
 from awa_proto.worker.report import DEBUG, Report, about
+from awa_proto.worker.rescue import OF_CALLBACKS
 from awa_proto.worker.running import Running
 from awa_proto.worker.served import ServedQueue
 from awa_proto.worker.survey import Surveyor
@@ -351,6 +352,9 @@ class WorkerMachine:
             return
         elif (fence := Woken.resumed_attempt(name)) is not None:
             self._waiter.woken(fence)
+            return
+        elif (seconds := Woken.callback_due_in(name)) is not None:
+            self._upkeep.hint(OF_CALLBACKS, now + seconds)
             return
         self._surveyor.woken(name, now)
 

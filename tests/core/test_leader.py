@@ -13,7 +13,7 @@ from awa_proto.testing.simulator import Simulation
 from awa_proto.worker.config import QueueConfig, WorkerConfig
 from awa_proto.worker.cron import LOOK_EVERY
 from awa_proto.worker.duties import BATCH, PROBE_EVERY, ROTATE_EVERY
-from awa_proto.worker.events import Emit, Lane, RunOp
+from awa_proto.worker.events import Emit, Lane, RunOp, Woken
 from awa_proto.worker.leader import LEASE, RENEW_EVERY, SPREAD
 from tests.core.test_machine import NOON, Bench, of
 
@@ -259,3 +259,35 @@ def test_a_duty_that_did_all_it_may_goes_on_at_once() -> None:
         assert is_asked(bench, duty)
         bench.done(duty, nothing_more)
         assert not is_asked(bench, duty)
+
+
+def test_a_duty_runs_at_the_moment_it_hears_of_also_when_it_hears_that_while_it_runs() -> None:
+    for seconds in (0.5, 3.0):
+        bench = Watched().leading()
+        assert is_asked(bench, "find_expired")
+        bench.hear(Woken(f"@{seconds}"))
+        bench.hear(Woken("@4.9"))
+        bench.done("find_expired", ExpiredPage((), 4.0))
+        at = bench.now + seconds
+        bench.quiet(seconds - 0.3)
+        assert "find_expired" not in bench.ops
+        assert is_asked(bench, "find_expired")
+        assert at <= bench.now <= at + 0.5
+        bench.done("find_expired", ExpiredPage(()))
+        bench.quiet(1.0)
+        bench.hear(Woken("@0.1"))
+        assert is_asked(bench, "find_expired"), "nor does it wait for the time that it would look anyhow"
+
+
+def test_a_worker_that_does_not_lead_or_hears_nonsense_looks_for_no_callbacks() -> None:
+    bench = Watched()
+    bench.running()
+    bench.hear(Woken("@0.0"))
+    assert not is_asked(bench, "find_expired")
+    bench = Watched().leading()
+    assert is_asked(bench, "find_expired")
+    bench.done("find_expired", ExpiredPage(()))
+    for nonsense in ("@", "@x", "@nan", "@inf", "@-1", "@1:2"):
+        bench.hear(Woken(nonsense))
+    bench.quiet(2.0)
+    assert "find_expired" not in bench.ops

@@ -7,9 +7,10 @@ import pytest
 from awa_proto.job import JobState
 from awa_proto.testing.faults import Fault, Faults, is_down
 from awa_proto.testing.outside import Outside
+from awa_proto.testing.process import Process
 from awa_proto.testing.simulator import Job, Simulation, play
 from awa_proto.testing.tokens import USES, Use
-from awa_proto.worker.config import QueueConfig
+from awa_proto.worker.config import QueueConfig, WorkerConfig
 from awa_proto.worker.events import Lane, RunOp
 from awa_proto.worker.rescue import LOOK_EVERY
 from tests.core.test_simulator import settled, states, worker
@@ -268,21 +269,52 @@ def test_a_handler_that_left_while_the_database_was_away_is_given_no_more_than_i
 
 
 @pytest.mark.parametrize("name", ["park", "wait"])
-@pytest.mark.parametrize("timeout", [0.5, 30.0])
-def test_who_waits_too_long_is_rescued_in_time(name: str, timeout: float) -> None:
-    for seed in range(5):
+@pytest.mark.parametrize("timeout", [0.5, 4.9, 5.0, 30.0])
+def test_who_waits_too_long_is_rescued_at_the_moment_itself(name: str, timeout: float) -> None:
+    """Whichever worker it runs on: another one may lead, and looks now and then."""
+    for seed in range(8):
         world = Simulation(seed)
-        worker(world)
+        leader = Process(world, WorkerConfig({"q" if seed % 2 else "other": ONE_SLOT})).start()
         settled(world, 2.0)
+        if not seed % 2:
+            worker(world, number=2)
+        settled(world, 2.0 + seed)
+        assert leader.machine.leads
         at = world.now
         world.insert(Job(ends=(name,), timeout=timeout, max_attempts=1))
         world.run(at + timeout - 0.01)
         assert shown(world) == [WAITING]
-        world.run(at + max(timeout, LOOK_EVERY) + 0.1)
-        (row,) = world.rows
+        world.run(at + timeout + 0.1)
+        row = world.rows[-1]
         assert (row.state, row.errors[-1]["error"]) == (JobState.FAILED, "rescued: callback timed out")
         told = [line[4] for line in world.trace if line[2] == "happened"]
         assert sorted(told) == sorted(["Started", "Rescued", "Exhausted", *(["WaitingForCallback"] * (name == "park"))])
+
+
+@pytest.mark.parametrize("name", ["park", "wait"])
+def test_who_begins_to_wait_when_little_time_is_left_is_rescued_at_the_moment_itself(name: str) -> None:
+    for left in (0.05, 3.0):
+        world = Simulation(1)
+        worker(world)
+        settled(world, 2.0)
+        at = world.now
+        world.insert(Job(ends=(name,), takes=30.0 - left, timeout=30.0, max_attempts=1))
+        world.run(at + 29.99)
+        assert shown(world) == [WAITING]
+        world.run(at + 30.1)
+        assert shown(world) == [JobState.FAILED]
+
+
+def test_who_is_given_less_time_is_rescued_then_and_where_nobody_heard_of_it_soon_after() -> None:
+    for is_lost in (False, True):
+        world = Simulation(1, faults=Faults(latency=0.001, notice_lost=float(is_lost)))
+        outside = Outside(world)
+        worker(world)
+        world.insert(Job(ends=("park",), timeout=300.0, max_attempts=1))
+        settled(world, 60.0)
+        assert outside.use("heartbeat", world.ids[0], more=1.0)
+        settled(world, LOOK_EVERY + 0.1 if is_lost else 1.1)
+        assert shown(world) == [JobState.FAILED]
 
 
 def test_who_is_given_more_time_is_rescued_later() -> None:

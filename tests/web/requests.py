@@ -124,7 +124,7 @@ Take: TypeAlias = Callable[..., Got]
 
 
 def taken_by_core(calls: Calls, request: Request, **settings: Any) -> Got:
-    ingress = Ingress(calls, **{"secrets": SECRET, **settings})
+    ingress = Ingress(calls, **settings_with_secret(settings))
     begun = ingress.begin(Head(request.method, request.sent_to, joined(request.sent_headers())))
     read = b""
     if isinstance(begun, Answer):
@@ -146,7 +146,7 @@ def taken_by_core(calls: Calls, request: Request, **settings: Any) -> Got:
 
 
 def taken_by_asgi(calls: Calls, request: Request, **settings: Any) -> Got:
-    app = asgi_app(AsyncClient(calls), **{"secrets": SECRET, **settings})
+    app = asgi_app(AsyncClient(calls), **settings_with_secret(settings))
     return asyncio.run(through_asgi(app, request))
 
 
@@ -177,8 +177,12 @@ async def through_asgi(app: Any, request: Request, scope: Mapping[str, Any] | No
     return Got(start["status"], body["body"], {n.decode(): v.decode() for n, v in start["headers"]}, read)
 
 
+def settings_with_secret(settings: dict[str, Any]) -> dict[str, Any]:
+    return {"secrets": SECRET, **settings}
+
+
 def taken_by_wsgi(calls: Calls, request: Request, **settings: Any) -> Got:
-    app = wsgi_app(BlockingClient(calls), **{"secrets": SECRET, **settings})
+    app = wsgi_app(BlockingClient(calls), **settings_with_secret(settings))
     return through_wsgi(app, request)
 
 

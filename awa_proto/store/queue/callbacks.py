@@ -36,7 +36,15 @@ from awa_proto.store.queue.names import CANONICAL, FEW_CLOSURES, PARKED, PROGRES
 from awa_proto.store.queue.parked import WAITING
 from awa_proto.store.queue.parked import finalizing as parked_finalizing
 
+EXPIRY_HINT = 5.0
+"""Seconds. A callback that is due sooner is told to the leader, which looks for those that are late about that often."""
 _MOST_LOOKS = 10
+
+
+def _hint(n: Names, seconds: str) -> str:
+    """SQL: tell whoever leads that one is due soon, if it is."""
+    told = n.notify("'@' || " + seconds)
+    return f"CASE WHEN {seconds} < {EXPIRY_HINT} THEN {told}::text END"
 
 
 # register
@@ -80,7 +88,7 @@ SET run_lease = excluded.run_lease, callback_id = {chosen("excluded.callback_id"
       THEN a.waited + coalesce(extract(epoch FROM clock_timestamp() - a.waits_since), 0)::float8 ELSE 0 END,
     queue = excluded.queue, expressions = {said("expressions")}, result = {chosen("NULL", "result")}
 WHERE a.run_lease < excluded.run_lease OR (a.run_lease = excluded.run_lease AND a.state <> {int(Waits.PARKED)})
-RETURNING callback_id::text, timeout_at"""
+RETURNING callback_id::text, timeout_at, {_hint(n, "$6::float8")}"""
 
 
 def register(
@@ -262,7 +270,7 @@ def heartbeat_sql(n: Names) -> str:
     return f"""
 UPDATE {n.s}.callbacks c SET timeout_at = clock_timestamp() + $2::float8 * interval '1 s'
 WHERE c.callback_id = $1::text::uuid AND c.state < {int(Waits.RESUMED)}
-RETURNING timeout_at"""
+RETURNING timeout_at, {_hint(n, "$2::float8")}"""
 
 
 def heartbeat(n: Names, callback: Callback, timeout: float) -> Plan[datetime | None]:
@@ -366,9 +374,10 @@ def expired_sql(n: Names) -> str:
 
 @lru_cache
 def _next_sql(n: Names) -> str:
+    """Of those that are registered too: when one of them is due its handler may have begun to wait."""
     return f"""
 SELECT extract(epoch FROM timeout_at - clock_timestamp())::float8 FROM {n.s}.callbacks c
-WHERE c.state IN (1, 2) AND c.timeout_at > statement_timestamp() ORDER BY c.timeout_at, c.job_id LIMIT 1"""
+WHERE c.state IN (0, 1, 2) AND c.timeout_at > statement_timestamp() ORDER BY c.timeout_at, c.job_id LIMIT 1"""
 
 
 @lru_cache

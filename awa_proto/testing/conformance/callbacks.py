@@ -25,6 +25,7 @@ from awa_proto.plan import Op
 from awa_proto.store import Ended, NewJob, Progress, Unique, Verdict, Wait, Waited
 from awa_proto.testing.conformance.kit import HOUR, DatabaseKit, Kit, end, jobs, now, together
 from awa_proto.unique import DEFAULT_STATES, mask
+from awa_proto.worker.events import Woken
 
 NOBODY = "00000000-0000-4000-8000-000000000000"
 
@@ -164,7 +165,7 @@ async def a_wait_counts_for_the_deadline_though_it_is_written_late_and_once(kit:
     for _ in range(2):
         assert await kit.run(kit.store.wait([Wait(attempt, id, 2500.0)])) == [Waited(is_over=True, result="null")]
         assert await more_time(kit, attempt) == pytest.approx(2500.0), "it went on long after it was resumed"
-    second = await registered(kit, attempt)
+    second = await registered(kit, attempt, id)
     assert await more_time(kit, attempt) == pytest.approx(2500.0)
     for way in (kit.store.find_stale(0.0, 10), kit.store.find_overdue(0.0, 10)):
         late = [stranded.attempt.id for stranded in (await kit.run(way)).stranded]
@@ -189,7 +190,7 @@ async def how_long_a_handler_waited_that_left_is_what_its_worker_says(kit: Kit) 
         assert await more_time(kit, attempt) == pytest.approx(50.01), "not the time until it was written"
     await kit.run(kit.store.leave([Wait(attempt, id, 20.0)]))
     assert await more_time(kit, attempt) == pytest.approx(50.01), "an older word changes nothing"
-    second = await registered(kit, attempt)
+    second = await registered(kit, attempt, id)
     await kit.run(kit.store.wait([Wait(attempt, second, 50.01)]))
     await kit.run(kit.store.leave([Wait(attempt, id, 70.0)]))
     assert (await kit.job(attempt.id)).state is JobState.WAITING_EXTERNAL, "it has left another one"
@@ -199,7 +200,7 @@ async def how_long_a_handler_waited_that_left_is_what_its_worker_says(kit: Kit) 
     await kit.run(kit.store.leave([Wait(attempt, second, 90.0)]))
     assert await more_time(kit, attempt) == pytest.approx(90.0), "it was resumed as it left"
     assert await kit.run(kit.store.wait([Wait(attempt, second)])) == [Waited(is_over=True, result="null")]
-    await kit.finalize(parking(attempt))
+    await kit.finalize(parking(attempt, second))
     await kit.run(kit.store.leave([Wait(attempt, second, 99.0)]))
     assert (await kit.job(attempt.id)).state is JobState.AVAILABLE
 
@@ -599,6 +600,19 @@ async def who_waits_too_long_is_found_in_time_and_fails_as_an_attempt(kit: Kit) 
             assert (await kit.run(kit.store.find_expired(10))).stranded == []
 
 
+async def when_the_next_callback_is_due_is_known_before_its_handler_waits(kit: Kit) -> None:
+    attempt, id = await running(kit)
+    due_in = (await kit.run(kit.store.find_expired(10))).due_in
+    assert due_in is not None
+    assert 1800 < due_in <= 3600
+    await kit.run(outside(kit).heartbeat_callback(id, 0.0))
+    page = await kit.run(kit.store.find_expired(10))
+    assert (page.stranded, page.due_in) == ([], None), "it is due, and its handler does not wait"
+    assert await kit.run(kit.store.wait([Wait(attempt, id)])) == [Waited(is_over=False)]
+    assert [called.callback_id for _, called in (await kit.run(kit.store.find_expired(10))).stranded] == [id]
+    await kit.close(attempt)
+
+
 async def a_callback_and_its_timeout_at_the_same_time_are_one_winner(kit: Kit) -> None:
     for way in (waiting, parked):
         for name in ("complete", "resume", "retry"):
@@ -789,6 +803,23 @@ async def many_are_parked_by_one_flush_each_by_its_own_callback(kit: Kit) -> Non
     states = await kit.states([attempt.id for attempt in attempts])
     waits, runs = JobState.WAITING_EXTERNAL, JobState.RUNNING
     assert states == [JobState.AVAILABLE, JobState.COMPLETED, *[runs] * 2, *[waits] * 11, *[runs] * 5]
+
+
+async def a_callback_that_is_due_soon_is_told_to_the_leader(kit: DatabaseKit) -> None:
+    async with kit.session() as session:
+        await session.sql(f'LISTEN "{kit.channel}"')
+        attempt, id = await running(kit)
+        assert await session.heard() == [], "it looks every few seconds as it is"
+        for seconds in (2.5, 5.0, 0.0):
+            await kit.run(outside(kit).heartbeat_callback(id, seconds))
+        first, second = map(Woken.callback_due_in, await session.heard())
+        assert (first, second) == (2.5, 0.0)
+        for seconds in (4.5, 6.0):
+            found = await kit.run(kit.store.register_callback(attempt, seconds, None, id))
+            assert found is not None
+            id = found.id
+        assert [Woken.callback_due_in(payload) for payload in await session.heard()] == [4.5]
+        await kit.close(attempt)
 
 
 async def a_notification_wakes_the_handler_and_ends_one_whose_job_was_ended(kit: DatabaseKit) -> None:
