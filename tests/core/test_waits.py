@@ -9,7 +9,7 @@ from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import DeadLetter, Raised, Returned, WaitForCallback
 from awa_proto.recording import Recording
 from awa_proto.store import Promoted, Ring, Verdict, Verdicts, Wait, Waited
-from awa_proto.worker.config import QueueConfig
+from awa_proto.worker.config import Liveness, QueueConfig
 from awa_proto.worker.events import (
     CancelJob,
     Emit,
@@ -31,8 +31,8 @@ ONE = attempt(extra='{"deadline":10.0}')
 ASKED, NOTHING = WaitAsked(ONE, "a"), [Waited(is_over=False)]
 
 
-def started(*attempts: Attempt) -> Bench:
-    bench = Bench(QueueConfig(max_workers=2), poll_interval=2.0).running()
+def started(*attempts: Attempt, poll_interval: float = 2.0) -> Bench:
+    bench = Bench(QueueConfig(max_workers=2), poll_interval=poll_interval).running()
     bench.claimed(*attempts)
     return bench
 
@@ -130,6 +130,17 @@ def test_each_look_says_how_long_a_handler_has_waited_when_it_is_sent() -> None:
         while "wait" not in bench.ops:
             idle(bench, 0.1)
     assert bench.now - at > 5.0
+
+
+def test_that_a_handler_waits_is_tried_twice_in_the_time_in_which_nothing_is_overdue_after_an_outage() -> None:
+    bench = started(ONE, poll_interval=120.0)
+    bench.hear(ASKED)
+    for _ in range(20):
+        bench.failed("wait", None)
+        at = bench.now
+        while "wait" not in bench.ops:
+            idle(bench, 0.1)
+        assert bench.now - at <= Liveness().heartbeat_interval / 2 + 0.1
 
 
 def test_a_look_that_had_to_wait_for_the_connection_says_how_long_it_was_until_then() -> None:
