@@ -85,8 +85,11 @@ class Field:
         """A worker that has just begun a job."""
         name = self._victim()
         begun = self._begun(name)
-        self.until(lambda: self._begun(name) > begun, "a job of the one to be killed")
-        self._kill(name)
+        self.until(
+            lambda: name not in self._workers or self._begun(name) > begun, f"a job of {name}, which is to be killed"
+        )
+        if name in self._workers:  # else poison was faster
+            self._kill(name)
 
     def kill_mid_flush(self) -> None:
         """A worker whose results are being written: afterwards they are, or are not, by chance."""
