@@ -83,7 +83,7 @@ class Started(_Told, Generic[A_co]):
 
 @dataclass(slots=True)
 class WaitingForCallback(_Told, Generic[A_co]):
-    """The handler returned WaitForCallback and the job is parked."""
+    """The handler returned WaitForCallback and the job is parked. `job.callback_id`: what it waits for."""
 
     job: JobRow
     args: A_co

@@ -407,7 +407,7 @@ class JobOperations:
             registered = yield from op.start()
             if registered is None:
                 raise AttemptEnded(attempt.id)
-            job._recording().registered(registered.id)  # noqa: SLF001
+            job._recording().registered(*registered)  # noqa: SLF001
             return CallbackToken(registered.id)
 
         return Op(op.name, plan, safe_to_retry=True)

@@ -8,6 +8,7 @@ not said stands in the class, since most handlers that record anything record on
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -34,7 +35,8 @@ class Recording:
     staging failed, which fails the attempt.
     dropped: how often an output was rejected, by reason. progress: what the job shows of itself, or None when nothing was
     ever said. is_new: whether some progress has not been written yet. is_flushed: whether some has, or a callback.
-    callback: the id of the newest callback that was registered and not used. newest: the same, used or not.
+    callback: the id of the newest callback that was registered and not used. newest: the same, used or not. timeout_at: until
+    when it is waited for, as it was registered.
     """
 
     staged: tuple[NewJob, ...] = ()
@@ -45,6 +47,7 @@ class Recording:
     is_flushed = False
     callback: str | None = None
     newest: str | None = None
+    timeout_at: datetime | None = None
     _bytes = 0
 
     def __init__(self, attempt: Attempt, progress: Mapping[str, Any] | None) -> None:
@@ -109,9 +112,10 @@ class Recording:
         self.progress = progress
         self.is_new = True
 
-    def registered(self, callback: str) -> None:
+    def registered(self, callback: str, timeout_at: datetime | None = None) -> None:
         """A callback was registered, and is written."""
         self.callback = self.newest = callback
+        self.timeout_at = timeout_at
         self.is_flushed = True
 
     def flushed(self, progress: Mapping[str, Any]) -> None:

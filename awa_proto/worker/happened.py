@@ -89,6 +89,10 @@ def job_after(ended: Ended, *, with_output: bool = False) -> JobRow:
         output_json=ended.output if with_output and to is JobState.COMPLETED else None,
         dlq_reason=str(transition.dead_letter) if is_dead else None,
         dlq_at=at if is_dead else None,
+        callback_id=transition.callback,
+        callback_timeout_at=None
+        if transition.callback is None or ended.recording is None
+        else ended.recording.timeout_at,
     )
 
 

@@ -82,10 +82,14 @@ def test_a_parked_job_is_completed_from_outside_with_its_follow_ups_and_events(
         ear = Ear()
         app.on_event(Pay)(ear)
         app.on_completed_enqueue(Pay)(lambda args, job: Paid(args.amount + job.attempt))
-        app.on_waiting_for_callback_enqueue(Pay)(lambda args, _: Other(f"waits for {args.amount}"))
+        app.on_waiting_for_callback_enqueue(Pay)(
+            lambda args, job: Other(f"waits with {args.amount} for {job.callback_id} until {job.callback_timeout_at}")
+        )
         (job,) = await app.run(Pay(5))
         assert (job.state, job.callback_id) == (WAITS, ids[0])
-        assert [each.args for each in await app.client.list_jobs(kind="other")] == [{"name": "waits for 5"}]
+        assert [each.args["name"] for each in await app.client.list_jobs(kind="other")] == [
+            f"waits with 5 for {ids[0]} until {job.callback_timeout_at}"
+        ]
         done = await app.client.complete_external(ids[0], {"ok": True}, output=Receipt(7), output_for=Pay)
         assert (done.id, done.state) == (job.id, COMPLETED)
         row = await app.client.get_job(job.id)
@@ -99,7 +103,8 @@ def test_a_parked_job_is_completed_from_outside_with_its_follow_ups_and_events(
         first, second, third = await ear.hears(3, app.client)
         assert isinstance(first, events.Started)
         assert isinstance(second, events.WaitingForCallback)
-        assert second.job.state is WAITS
+        assert (second.job.state, second.job.callback_id) == (WAITS, ids[0])
+        assert second.job.callback_timeout_at == job.callback_timeout_at
         assert isinstance(third, events.Completed)
         assert (third.args, third.duration.total_seconds(), third.job.state) == (Pay(5), 0.0, COMPLETED)
 
