@@ -262,9 +262,9 @@ class Worker:
                 task.add_done_callback(self._ops.discard)
             case CancelJob():
                 self._cancel(output)
-            case WaitOver(attempt=attempt, result=result):
+            case WaitOver(attempt=attempt, callback_id=callback_id, result=result):
                 if (running := self._running.get((attempt.id, attempt.run_lease))) is not None:
-                    running[0].wait_over(result)
+                    running[0].wait_over(result, callback_id)
             case Emit():
                 tell(output)
             case Happened(events=events):

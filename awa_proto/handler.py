@@ -66,7 +66,7 @@ class JobBase(Generic[A_co, C_co]):
         self._extra: dict[str, Any] | None = None
         self._is_sealed = False
         self._carry: Callable[[WaitAsked | WaitLeft], object] | None = None
-        self._told: Callable[[WaitEnd], object] | None = None
+        self._told: tuple[WaitAsked, Callable[[WaitEnd], object]] | None = None
 
     @property
     def args(self) -> A_co:
@@ -290,28 +290,33 @@ class JobBase(Generic[A_co, C_co]):
             raise AttemptEnded(self.id)
         if self._told is not None:
             raise ValidationError("token", "the handler waits for a callback already")
-        self._told = told
-        if self._cancelled is not None:
-            self._told = None
-            raise WaitCancelled(f"job {self.id}: {self._cancelled}")
+        self._told = asked, told
         try:
+            if self._cancelled is not None:
+                raise WaitCancelled(f"job {self.id}: {self._cancelled}")
             self._carry(asked)
         except BaseException:
             self._told = None
             raise
         return asked
 
-    def wait_over(self, end: WaitEnd) -> None:
-        """The handler goes on. Called by the worker."""
-        told, self._told = self._told, None
-        if told is not None:
-            told(end)
+    def wait_over(self, end: WaitEnd, callback_id: str | None = None) -> None:
+        """The handler goes on. Called by the worker.
+
+        callback_id: what it waits for; by now that may be another one, of which this says nothing. None: whatever it is.
+        """
+        waits = self._told
+        if waits is not None and callback_id in {None, waits[0].callback_id}:
+            self._told = None
+            waits[1](end)
 
     def end_wait(self, asked: WaitAsked) -> None:
-        """The handler does not wait any more, for whatever reason."""
-        left, self._told = self._told, None
-        if left is not None and self._carry is not None:
-            self._carry(WaitLeft(asked.attempt, asked.callback_id))
+        """The handler does not wait any more, for whatever reason; unless it has begun to wait anew."""
+        waits = self._told
+        if waits is not None and waits[0] is asked:
+            self._told = None
+            if self._carry is not None:
+                self._carry(WaitLeft(asked.attempt, asked.callback_id))
 
     def waited(self, asked: WaitAsked, end: WaitEnd) -> Any:
         """What the callback came with, as JSON says it. Raises CallbackNotFound or WaitCancelled."""

@@ -291,7 +291,7 @@ class Worker:
             if isinstance(output, CancelJob):
                 running.mark_cancelled(output.reason)
             else:
-                running.wait_over(output.result)
+                running.wait_over(output.result, output.callback_id)
 
     def _run_job(self, item: tuple[StartJob, RunningJob]) -> None:
         """A handler, in a thread of the pool."""

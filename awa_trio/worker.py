@@ -280,9 +280,9 @@ class Worker:
                 self._nursery.start_soon(self._run_op, output)
             case CancelJob():
                 self._cancel(output)
-            case WaitOver(attempt=attempt, result=result):
+            case WaitOver(attempt=attempt, callback_id=callback_id, result=result):
                 if (running := self._running.get((attempt.id, attempt.run_lease))) is not None:
-                    running[0].wait_over(result)
+                    running[0].wait_over(result, callback_id)
             case Emit():
                 tell(output)
             case Happened(events=events):

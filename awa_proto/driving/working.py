@@ -50,8 +50,8 @@ class RunningJob(Protocol):
         """What its handler says of what it waits for goes there; it comes from the handler's own thread or task."""
         ...
 
-    def wait_over(self, end: Reason | str | None) -> None:
-        """Let its handler go on that waits."""
+    def wait_over(self, end: Reason | str | None, callback_id: str | None = None) -> None:
+        """Let its handler go on that waits, for this callback."""
         ...
 
     def seal(self) -> None:

@@ -320,7 +320,7 @@ class Process:
     def _wait_over(self, over: WaitOver) -> None:
         handler = self.handlers.get((over.attempt.id, over.attempt.run_lease))
         if handler is not None and handler.script is not None and not handler.is_over:
-            handler.script.job.wait_over(over.result)
+            handler.script.job.wait_over(over.result, over.callback_id)
 
     # lanes
 

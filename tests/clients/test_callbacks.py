@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import datetime
@@ -525,6 +526,59 @@ def test_a_handler_that_gave_up_waiting_registers_anew_or_parks_before_that_is_w
                 await app.client.complete_external(ids[-1])
                 await ear.hears(3 * amount, app.client)
             assert (await app.client.get_job(job.id)).state is COMPLETED
+
+    run(scenario)
+
+
+class Held:
+    """A database whose lane keeps the first answer to whoever asks for callbacks, until `word` is set."""
+
+    def __init__(self, database: Any, has_come: asyncio.Event, word: asyncio.Event) -> None:
+        self._database = database
+        self._has_come = has_come
+        self._word = word
+
+    def lane(self, name: str, **options: Any) -> Any:
+        lane = self._database.lane(name, **options)
+
+        async def run(op: Any) -> Any:
+            answer = await lane.run(op)
+            if op.name == "wait":
+                self._has_come.set()
+                await self._word.wait()
+            return answer
+
+        return SimpleNamespace(run=run, close=lane.close)
+
+
+@pytest.mark.parametrize("run", ["asyncio-asyncpg"], indirect=True)  # the one that runs its tasks in a known order
+def test_what_came_for_one_callback_is_not_given_to_who_has_begun_to_wait_for_another(run: Callable[..., None]) -> None:
+    """The answer, that its handler waits no more, and what it waits for instead reach the worker at the same moment."""
+
+    async def scenario(app: App) -> None:
+        has_come, word = asyncio.Event(), asyncio.Event()
+        answers: list[Any] = []
+
+        async def pay(job: Any) -> None:
+            first = await job.register_callback()
+            await job.client.resume_external(first, "for the first")
+            waits = asyncio.ensure_future(job.wait_for_callback(first))
+            await has_come.wait()
+            second = await job.register_callback()
+            word.set()
+            waits.cancel()
+            waits_now = asyncio.ensure_future(job.wait_for_callback(second))
+            await asyncio.gather(waits, return_exceptions=True)
+            await job.client.resume_external(second, "for the second")
+            answers.append(await waits_now)
+
+        app.task(Pay)(pay)
+        await app.client.insert(Pay(1), max_attempts=1)
+        worker = app.client.worker({"default": 1})
+        worker._database = Held(worker._database, has_come, word)
+        async with worker:
+            await worker.drained()
+        assert answers == ["for the second"]
 
     run(scenario)
 
