@@ -280,8 +280,8 @@ class JobBase(Generic[A_co, C_co]):
     def begin_wait(self, token: CallbackToken | str, told: Callable[[WaitEnd], object]) -> WaitAsked:
         """Wait for a callback: `told` is called with how that ended, from any thread.
 
-        Raises ConfigurationError where there is no worker, ValidationError when the handler waits already, AttemptEnded or
-        WaitCancelled when there is nothing to wait for any more.
+        Raises ConfigurationError where there is no worker, ValidationError when the handler waits already, AttemptEnded,
+        CallbackNotFound or WaitCancelled when there is nothing to wait for any more.
         """
         asked = WaitAsked(self._attempt, callback_id(token))
         if self._carry is None:
@@ -294,6 +294,8 @@ class JobBase(Generic[A_co, C_co]):
         try:
             if self._cancelled is not None:
                 raise WaitCancelled(f"job {self.id}: {self._cancelled}")
+            if self._has_gone_on_with(asked.callback_id):
+                raise CallbackNotFound(asked.callback_id)
             self._carry(asked)
         except BaseException:
             self._told = None
@@ -345,6 +347,11 @@ class JobBase(Generic[A_co, C_co]):
     @property
     def _fence(self) -> tuple[int, int]:
         return self._attempt.id, self._attempt.run_lease
+
+    def _has_gone_on_with(self, callback_id: str) -> bool:
+        """Whether it is its newest callback, and used up. The database would give what that came with any number of times."""
+        recording = self._start.recordings.get(self._fence)
+        return recording is not None and recording.callback is None and recording.newest == callback_id
 
     def _recording(self) -> Recording:
         """What this attempt records, from now on."""

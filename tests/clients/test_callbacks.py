@@ -530,6 +530,26 @@ def test_a_handler_that_gave_up_waiting_registers_anew_or_parks_before_that_is_w
     run(scenario)
 
 
+def test_a_callback_is_gone_on_with_once(run: Callable[..., None]) -> None:
+    async def scenario(app: App) -> None:
+        answers: list[Any] = []
+
+        def pay(job: Any) -> Generator[Any, Any, Any]:
+            token = yield job.register_callback()
+            yield job.client.resume_external(token, "once")
+            answers.append((yield job.wait_for_callback(token)))
+            try:
+                answers.append((yield job.wait_for_callback(token)))
+            except awa.CallbackNotFound:
+                answers.append("not found")
+
+        app.task(Pay)(pay)
+        await app.run(Pay(1))
+        assert answers == ["once", "not found"]
+
+    run(scenario)
+
+
 class Held:
     """A database whose lane keeps the first answer to whoever asks for callbacks, until `word` is set."""
 
