@@ -42,7 +42,7 @@ class Job(JobBase[A_co, "Client"]):
 
         Raises:
             CallbackNotFound: The callback was replaced, or used already.
-            WaitCancelled: The job was cancelled, or the worker stops.
+            WaitCancelled: The job has ended, or the worker stops. A coroutine is cancelled then, unless it is shielded.
         """
         over: asyncio.Future[WaitEnd] = asyncio.get_running_loop().create_future()
 

@@ -13,6 +13,7 @@ from awa_proto.driving.awaited import bind
 from awa_proto.driving.waiting import WaitingJob
 from awa_proto.handler import JobBase, JobOperations, WaitEnd
 from awa_proto.plan import Op
+from awa_proto.worker.events import Reason
 
 if TYPE_CHECKING:
     from awa_trio.client import Client  # noqa: F401  named in a base class below
@@ -43,7 +44,7 @@ class Job(JobBase[A_co, "Client"]):
 
         Raises:
             CallbackNotFound: The callback was replaced, or used already.
-            WaitCancelled: The job was cancelled, or the worker stops.
+            WaitCancelled: The job has ended, or the worker stops. A coroutine is cancelled then, unless it is shielded.
         """
         over, ends = trio.Event(), list[WaitEnd]()
 
@@ -56,6 +57,8 @@ class Job(JobBase[A_co, "Client"]):
             await over.wait()
         finally:
             self.end_wait(asked)
+        if isinstance(ends[0], Reason):  # the event came before the cancellation did, which is what its handler is to see
+            await trio.lowlevel.checkpoint_if_cancelled()
         return self.waited(asked, ends[0])
 
 

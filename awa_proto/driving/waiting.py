@@ -27,7 +27,7 @@ class WaitingJob(JobBase[A_co, C_co]):
 
         Raises:
             CallbackNotFound: The callback was replaced, or used already.
-            WaitCancelled: The job was cancelled, or the worker stops.
+            WaitCancelled: The job has ended, or the worker stops. A coroutine is cancelled then, unless it is shielded.
         """
         ends: SimpleQueue[WaitEnd] = SimpleQueue()
         asked = self.begin_wait(token, ends.put)

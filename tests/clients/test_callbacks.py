@@ -395,13 +395,20 @@ def test_a_handler_waits_several_times_and_goes_on_with_each_answer(run: Callabl
 
 
 def test_a_handler_that_waits_is_ended_with_its_job(run: Callable[..., None]) -> None:
+    """A coroutine is cancelled, so that no `except Exception` of its own takes that for a failure; a thread is told."""
+
     async def scenario(app: App) -> None:
         ids: list[str] = []
+        raised: list[type[Exception]] = []
 
         def pay(job: Any) -> Generator[Any, Any, Any]:
             token = yield job.register_callback()
             ids.append(token.id)
-            yield job.wait_for_callback(token)
+            try:
+                yield job.wait_for_callback(token)
+            except Exception as error:
+                raised.append(type(error))
+                raise
 
         app.task(Pay)(pay)
         async with app.client.worker({"default": 1}) as worker:
@@ -417,6 +424,7 @@ def test_a_handler_that_waits_is_ended_with_its_job(run: Callable[..., None]) ->
             await worker.drained()
         found = [(await app.client.get_job(job.id)).state for job in (cancelled, completed, failed)]
         assert found == [JobState.CANCELLED, COMPLETED, JobState.FAILED]
+        assert raised == ([] if app.is_async else [awa.WaitCancelled] * 3)
 
     run(scenario)
 
