@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 from typing_extensions import Unpack
 
-from awa_proto.callbacks.ingress import Answer, Call, Head, Ingress, IngressSettings, Reading
+from awa_proto.callbacks.ingress import Answer, Call, Head, Ingress, IngressSettings, Reading, refuse_other_clients
 from awa_proto.callbacks.signature import Secret
 from awa_proto.plan import Op
 
@@ -45,9 +45,10 @@ def callbacks_app(
         settings: Those of IngressSettings: `allow_unsigned`, `replay_window`, `prefix`, `max_body`, `body_timeout`.
 
     Raises:
-        ConfigurationError: There is no secret, and `allow_unsigned` was not asked for.
+        ConfigurationError: There is no secret, and `allow_unsigned` was not asked for; the client is of another package.
         ValidationError: Naming the setting and its limit.
     """
+    refuse_other_clients(client, "awa_asyncio")
     return CallbacksApp(client, Ingress(client.operations, secrets, **settings))
 
 

@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol, TypedDict
 
 from awa_proto.callbacks.signature import HEADER, REPLAY_WINDOW, Secret, Signatures
 from awa_proto.error_text import describe
-from awa_proto.errors import AwaError, CallbackNotFound, OutputError, ValidationError
+from awa_proto.errors import AwaError, CallbackNotFound, ConfigurationError, OutputError, ValidationError
 from awa_proto.extra import compact
 from awa_proto.job import JobState
 from awa_proto.options import flag, positive_seconds, text, whole
@@ -132,6 +132,27 @@ class Call:
             case _:
                 _log.error("a callback failed: %s", describe(error), exc_info=error)
                 return refusal(500, "something is wrong here")
+
+
+def refuse_other_clients(client: object, package: str) -> None:
+    """Raises ConfigurationError: it is no client, or one whose calls another package's applications know how to make.
+
+    package: the one that the application is of, such as "awa_sync". What is no `Client` of any, but can do what one does, is
+    taken at its word.
+    """
+    takes = f"{package}.web takes a Client of {package}, not"
+    of = next((found for each in type(client).__mro__ if (found := _package_of(each)) is not None), None)
+    if of not in {None, package}:
+        raise ConfigurationError(
+            f"{takes} of {of}, whose calls would not be waited for; `awa callbacks serve` takes any of them"
+        )
+    if of is None and not (hasattr(client, "operations") and hasattr(client, "perform")):
+        raise ConfigurationError(f"{takes} {type(client).__name__}")
+
+
+def _package_of(kind: type) -> str | None:
+    package = kind.__module__.partition(".")[0]
+    return package if kind.__name__ == "Client" and package in {"awa_asyncio", "awa_trio", "awa_sync"} else None
 
 
 class IngressSettings(TypedDict, total=False):

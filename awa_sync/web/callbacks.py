@@ -10,7 +10,16 @@ from typing import Any
 from typing_extensions import Unpack
 
 from awa_proto.binding import Performs
-from awa_proto.callbacks.ingress import Answer, Call, Head, Ingress, IngressSettings, Reading, refusal
+from awa_proto.callbacks.ingress import (
+    Answer,
+    Call,
+    Head,
+    Ingress,
+    IngressSettings,
+    Reading,
+    refusal,
+    refuse_other_clients,
+)
 from awa_proto.callbacks.signature import Secret
 
 
@@ -27,9 +36,10 @@ def callbacks_app(
             has the socket.
 
     Raises:
-        ConfigurationError: There is no secret, and `allow_unsigned` was not asked for.
+        ConfigurationError: There is no secret, and `allow_unsigned` was not asked for; the client is of another package.
         ValidationError: Naming the setting and its limit.
     """
+    refuse_other_clients(client, "awa_sync")
     return CallbacksApp(client, Ingress(client.operations, secrets, **settings))
 
 

@@ -15,6 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import awa_asyncio
+import awa_sync
+import awa_trio
 from awa_asyncio.web import callbacks_app as asgi_app
 from awa_proto.callbacks import ingress
 from awa_proto.callbacks.ingress import Ingress
@@ -411,6 +414,26 @@ def test_the_applications_take_the_settings_of_the_ingress_and_no_others() -> No
     for application in applications:
         with pytest.raises(TypeError, match="max_boby"):
             application(BlockingClient(Calls()), SECRET, max_boby=1)
+
+
+@pytest.mark.parametrize(
+    ("application", "client", "said"),
+    [
+        (asgi_app, awa_sync.Client("postgresql://h/d"), "awa_asyncio.web takes a Client of awa_asyncio, not of awa_sync"),
+        (asgi_app, awa_trio.Client("postgresql://h/d"), "awa_asyncio.web takes a Client of awa_asyncio, not of awa_trio"),
+        (wsgi_app, awa_asyncio.Client("postgresql://h/d"), "awa_sync.web takes a Client of awa_sync, not of awa_asyncio"),
+        (wsgi_app, awa_trio.Client("postgresql://h/d"), "awa_sync.web takes a Client of awa_sync, not of awa_trio"),
+        (asgi_app, "postgresql://h/d", "awa_asyncio.web takes a Client of awa_asyncio, not str"),
+        (wsgi_app, None, "awa_sync.web takes a Client of awa_sync, not NoneType"),
+    ],
+)  # fmt: skip
+def test_a_client_of_another_package_is_refused_before_its_calls_are_made_and_not_waited_for(
+    application: Any, client: Any, said: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        application(client, SECRET)
+    assert str(refused.value).startswith(said)
+    assert str(refused.value).count("awa callbacks serve") == (client is not None and not isinstance(client, str))
 
 
 def test_an_application_is_mounted_by_its_path_alone(monkeypatch: pytest.MonkeyPatch) -> None:
