@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypedDict
 
-from awa_proto.callbacks.signature import HEADER, REPLAY_WINDOW, Secret, Signatures
+from awa_proto.callbacks.signature import ACTIONS, HEADER, REPLAY_WINDOW, Secret, Signatures
 from awa_proto.error_text import describe
 from awa_proto.errors import AwaError, CallbackNotFound, ConfigurationError, OutputError, ValidationError
 from awa_proto.extra import compact
@@ -41,6 +41,8 @@ BODY_TIMEOUT: Final = 10.0
 MAX_JSON_DEPTH: Final = 100
 _ID: Final = r"([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"
 _LENGTH: Final = re.compile(r"[0-9]{1,12}")
+_MISPLACED: Final = re.compile(rf"(.*)/{_ID}/(?:{'|'.join(ACTIONS)})")
+_SILENCE: Final = 60.0
 _NO_BODY: Final = b"{}"
 
 
@@ -202,12 +204,16 @@ class Ingress:
         self._route = re.compile(re.escape(_checked_prefix(prefix)) + f"/{_ID}/([a-z]+)")
         self._max_body = whole("max_body", max_body, 1024, 2**30)
         self._body_timeout = positive_seconds("body_timeout", body_timeout)
+        self._prefix = prefix
+        self._is_misplaced = False
+        self._said: dict[str, float] = {}
 
     def begin(self, head: Head) -> Answer | Reading:
         """What to do about a request whose head has come."""
         route = self._route.fullmatch(head.path)
         action = None if route is None else _ACTIONS.get(route[2])
         if route is None or action is None:
+            self._say_if_misplaced(head.path)
             return _unread(refusal(404, "there is nothing here"))
         if head.method != "POST":
             return _unread(refusal(405, "only POST is possible here", ("Allow", "POST")))
@@ -238,7 +244,7 @@ class Ingress:
             return self.too_large()
         if reading.declared not in {None, len(body)}:
             return _unread(refusal(400, "the body is not as long as Content-Length says"))
-        if self._signatures.are_needed and not self._signatures.is_right(reading.signature, id, action.name, body, now):
+        if self._signatures.are_needed and not self._is_signed(reading, body, now):
             return _UNSIGNED
         if body and not _is_json(reading.content_type):
             return refusal(415, "the body has to be JSON in UTF-8, and Content-Type application/json")
@@ -251,6 +257,42 @@ class Ingress:
             return refusal(400, str(refused))
         except RecursionError:
             return refusal(400, "the body is nested too deeply")
+
+    def _is_signed(self, reading: Reading, body: bytes, now: float) -> bool:
+        """Why not is said to who runs this; the sender may be anybody."""
+        at = self._signatures.made_at(reading.signature, reading.id, reading.action.name, body)
+        if at is None:
+            self._say(
+                logging.INFO,
+                now,
+                "a callback is refused: none of the secrets gives its signature, for this id, action and body",
+            )
+        elif not self._signatures.is_within(at, now):
+            away = f"{now - at:.0f} seconds ago" if at < now else f"{at - now:.0f} seconds from now"
+            self._say(
+                logging.WARNING, now, "a callback is refused: its signature is right, but was made %s, and %g are allowed; it "
+                "is sent again, or the clocks do not agree", away, self._signatures.window,
+            )  # fmt: skip
+        else:
+            return True
+        return False
+
+    def _say(self, level: int, now: float, message: str, *args: object) -> None:
+        """Log it, at most once a minute."""
+        if not 0 <= now - self._said.get(message, -math.inf) < _SILENCE:
+            self._said[message] = now
+            _log.log(level, message, *args)
+
+    def _say_if_misplaced(self, path: str) -> None:
+        """Once, that what is asked for would be here if it were for the prefix: the sender takes its 404 for another one."""
+        found = None if self._is_misplaced else _MISPLACED.fullmatch(path)
+        if found is not None and found[1] != self._prefix:
+            self._is_misplaced = True
+            begins = f"begins with {found[1][:200]!r}" if found[1] else "begins with the id"
+            _log.warning(
+                "a callback is answered 404: paths here begin with %r, and that of the request %s; where the application is "
+                'mounted give prefix=""', self._prefix, begins,
+            )  # fmt: skip
 
 
 # actions

@@ -20,7 +20,7 @@ import awa_sync
 import awa_trio
 from awa_asyncio.web import callbacks_app as asgi_app
 from awa_proto.callbacks import ingress
-from awa_proto.callbacks.ingress import Ingress
+from awa_proto.callbacks.ingress import Answer, Head, Ingress, Reading
 from awa_proto.callbacks.signature import Signatures, sign
 from awa_proto.callbacks.token import CallbackToken
 from awa_proto.errors import (
@@ -47,6 +47,7 @@ from tests.web.requests import (
     Request,
     Resolution,
     Take,
+    joined,
     through_asgi,
     through_wsgi,
 )
@@ -262,7 +263,14 @@ def test_a_token_is_signed_as_its_id_and_what_cannot_be_sent_is_not_signed() -> 
         sign(SECRET, CallbackToken(ID), "complete", b"", NOW) == sign(SECRET, UUID(ID), "complete", b"", NOW) == right
     )
     good: dict[str, Any] = {"secret": SECRET, "id": ID, "action": "complete", "body": b"", "timestamp": NOW}
-    for field, value in (("secret", None), ("id", 5), ("action", None), ("body", "{}"), ("timestamp", NOW + 0.5)):
+    for field, value in (
+        ("secret", None),
+        ("id", 5),
+        ("action", None),
+        ("action", "completed"),
+        ("body", "{}"),
+        ("timestamp", NOW + 0.5),
+    ):
         with pytest.raises(ValidationError) as refused:
             sign(**{**good, field: value})
         assert refused.value.field == field
@@ -294,6 +302,61 @@ def test_nothing_but_the_signature_itself_is_right(value: str, other: str, body:
     assert signatures.is_right(right, ID, "complete", body, NOW)
     assert not signatures.is_right(value, ID, "complete", body, NOW)
     assert other == "complete" or not signatures.is_right(right, ID, other, body, NOW)
+
+
+def test_a_secret_with_white_space_around_it_is_refused_for_nobody_sees_it(take: Take) -> None:
+    for secret in (SECRET + "\n", " " + SECRET):
+        with pytest.raises(ValidationError, match=r"secrets\[0\]: begins or ends with white space"):
+            take(Calls(), Request(), secrets=secret)
+        with pytest.raises(ValidationError, match="secret: begins or ends with white space"):
+            sign(secret, ID, "complete", b"", NOW)
+    assert sign(SECRET.encode() + b"\n", ID, "complete", b"", NOW), "bytes may be random ones"
+    assert take(Calls(), Request(secret="words with spaces between")).status == 401
+
+
+def test_why_a_signature_is_no_good_is_logged_and_not_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """By who runs it a clock that is wrong and a secret that is wrong are not to be mistaken for each other."""
+    found = Ingress(Calls(), SECRET)
+
+    def said(request: Request, now: float) -> list[tuple[str, str]]:
+        caplog.clear()
+        begun = found.begin(Head(request.method, request.sent_to, joined(request.sent_headers())))
+        assert isinstance(begun, Reading)
+        answer = found.finish(begun, request.body, now)
+        assert isinstance(answer, Answer)
+        assert (answer.status, answer.body) == (401, b'{"error":"a valid Awa-Signature is needed"}')
+        return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+    with caplog.at_level("INFO", "awa"):
+        ((level, late),) = said(Request(at=NOW - 301), NOW)
+        assert (level, "301 seconds ago" in late, "300" in late) == ("WARNING", True, True)
+        assert said(Request(at=NOW - 301), NOW + 59) == [], "at most once a minute"
+        ((_, early),) = said(Request(at=NOW + 400), NOW + 61)
+        assert "339 seconds from now" in early
+        ((level, wrong),) = said(Request(secret="another secret, long enough"), NOW)
+        assert (level, "none of the secrets" in wrong) == ("INFO", True)
+        assert said(Request(secret="another secret, long enough", at=NOW - 999), NOW + 59) == []
+
+
+def test_a_path_that_is_right_but_for_the_prefix_is_said_once_to_who_runs_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: float(NOW))
+    mounted = asgi_app(AsyncClient(Calls()), SECRET)
+    for _ in range(2):
+        assert asyncio.run(through_asgi(mounted, Request(), {"root_path": "/api/callbacks"})).status == 404
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert "'/api/callbacks'" in said
+    assert 'prefix=""' in said
+    caplog.clear()
+    bare = wsgi_app(BlockingClient(Calls()), SECRET, prefix="")
+    assert through_wsgi(bare, Request()).status == 404
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert "''" in said
+    assert "begins with '/api/callbacks'" in said
+    caplog.clear()
+    through_wsgi(wsgi_app(BlockingClient(Calls()), SECRET), Request(path="/favicon.ico"))
+    assert not caplog.records
 
 
 # what calls end in
