@@ -5,7 +5,7 @@ One flush is under way at a time, and carries whatever gathered while the one be
 A flush that failed           | what happens to it
 ------------------------------|-----------------------------------------------------------------------------
 the database is away          | the lane waits (20 ms, doubling to 5 s), then the same batch, the same flush number
-a lock is held                | split by claim, then what wants unique keys, in halves: only what somebody holds up waits
+a lock is held                | split by claim, then what takes locks of its own, in halves: only what is held up waits
 rolled back                   | that batch waits; others go on meanwhile
 refused                       | split in halves, until the bad attempt stands alone: it fails with a clean error
 refused again, alone          | dropped, with an error: rescue ends it one day
@@ -327,14 +327,16 @@ def _apart(ended: Sequence[Ended]) -> list[Sequence[Ended]]:
         by_claim.setdefault((e.attempt.segment, e.attempt.claim_id), []).append(e)
     if len(by_claim) > 1:
         return list(by_claim.values())
-    keyed = [e for e in ended if _wants_a_key(e)]
-    if 0 < len(keyed) < len(ended):
-        return [[e for e in ended if not _wants_a_key(e)], keyed]
-    return _halves(keyed) if len(keyed) > 1 else []
+    locking = [e for e in ended if _locks(e)]
+    if 0 < len(locking) < len(ended):
+        return [[e for e in ended if not _locks(e)], locking]
+    return _halves(locking) if len(locking) > 1 else []
 
 
-def _wants_a_key(ended: Ended) -> bool:
-    """Whether writing it may wait for a transaction of somebody who wants the same unique key."""
+def _locks(ended: Ended) -> bool:
+    """Whether writing it may wait for a transaction of somebody who wants the same unique key, or uses its callback."""
+    if ended.flushed or ended.transition.to is JobState.WAITING_EXTERNAL:
+        return True
     return must_win_again(ended.attempt.extra, ended.transition.to) or any(new.unique for new in ended.follow_ups)
 
 
