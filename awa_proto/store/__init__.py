@@ -530,13 +530,16 @@ class Store(Protocol):
         """Say that handlers wait, and ask whether what they wait for has come. In the order given, any number of times.
 
         The deadlines count neither what is said to have been waited nor what passes from then on, whichever comes to more.
+        A callback that somebody uses in a transaction that is open has not come, and is not waited for: it is for another time
+        to say so.
         """
         ...
 
-    def leave(self, waits: Sequence[Wait]) -> Op[None]:
+    def leave(self, waits: Sequence[Wait]) -> Op[list[int]]:
         """Say that handlers wait no more; their callbacks stay. Once for each attempt, any number of times.
 
-        How long they have waited counts as it is said, also of those whose waiting was never written.
+        How long they have waited counts as it is said, also of those whose waiting was never written. The places of those to be
+        said again, since somebody uses the callback in a transaction that is open.
         """
         ...
 

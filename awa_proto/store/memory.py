@@ -691,10 +691,10 @@ class MemoryStore:
 
         return _op("wait", lambda: [look(*each) for each in waits], safe_to_retry=True)
 
-    def leave(self, waits: Sequence[Wait]) -> Op[None]:
+    def leave(self, waits: Sequence[Wait]) -> Op[list[int]]:
         """They wait no more."""
 
-        def act() -> None:
+        def act() -> list[int]:
             for attempt, id, waited in waits:
                 job = self._tables.jobs.get(attempt.id)
                 callback = None if job is None or job.run_lease != attempt.run_lease else job.callback
@@ -703,6 +703,7 @@ class MemoryStore:
                 job.waited = max(job.waited, waited)
                 if callback.waits is Waits.IN_HANDLER and callback.id == id:
                     callback.waits, callback.waits_since = Waits.REGISTERED, None
+            return []
 
         return _op("leave", act, safe_to_retry=True)
 

@@ -12,6 +12,7 @@ the handler leaves (its own timeout)    | that is written; the deadline goes on
 it registers anew, or parks the job     | it may, whether its leaving is written so far or not
 the database is away                    | it goes on to wait; whatever is to be asked or written is tried with back-off,
                                         | each time with how long it has waited, which the deadline does not count
+somebody's open transaction has used one| that one is asked for, or its leaving written, with the next look for all
 the handler ended, was cancelled        | forgotten: whatever ends the attempt takes the callback along
 """
 
@@ -43,6 +44,7 @@ class Waiter:
         "_context",
         "_is_away",
         "_is_busy",
+        "_late",
         "_leaving",
         "_look",
         "_out",
@@ -59,6 +61,7 @@ class Waiter:
         self._waits: dict[Fence, Wait] = {}
         self._look: dict[Fence, None] = {}
         self._leaving: dict[Fence, Wait] = {}
+        self._late: dict[Fence, Wait] = {}  # of those who left, what is to be written with the next look
         self._is_busy = False
         self._is_away = False
         # after the database was away, what is overdue by its count is left alone for one heartbeat: time for two tries
@@ -77,6 +80,7 @@ class Waiter:
             return
         self._waits[fence] = Wait(attempt, event.callback_id)
         self._look[fence] = None
+        self._late.pop(fence, None)  # so late it would say so of this wait
         self._running.deadlines.stop(attempt, now)
 
     def leave(self, event: WaitLeft, now: float) -> None:
@@ -96,10 +100,11 @@ class Waiter:
         """The timer: look for all, since notifications may be lost; or, since the database was away, ask again."""
         self._is_away = False
         self._look = dict.fromkeys(self._waits)
+        self._leaving, self._late = self._late | self._leaving, {}
 
     def settle(self, now: float) -> None:
         """Ask, and see to the timer."""
-        if not self._waits and not self._leaving:
+        if not self._waits and not self._leaving and not self._late:
             if not self._is_away:  # else who begins to wait now would make it asked at once
                 self._context.timers.cancel(Timer.WAIT)
             return
@@ -112,7 +117,7 @@ class Waiter:
             elif self._look:
                 self._ask()
         timers = self._context.timers
-        if self._waits and timers.at(Timer.WAIT) is None:
+        if (self._waits or self._late) and timers.at(Timer.WAIT) is None:
             timers.set(Timer.WAIT, now + config_poll(self._context))
 
     def _ask(self) -> None:
@@ -138,9 +143,11 @@ class Waiter:
         self._is_busy = True
         left, self._leaving = self._leaving, {}
 
-        def done(_: None, _now: float) -> None:
+        def done(held: list[int], _: float) -> None:
             self._is_busy = False
             self._backoff.reset()
+            asked = list(left.items())
+            self._late |= {fence: wait for fence, wait in map(asked.__getitem__, held) if self._has_left(fence)}
 
         def failed(error: DatabaseError, now: float) -> None:
             self._leaving = left | self._leaving
@@ -165,6 +172,10 @@ class Waiter:
             return
         self._forget(fence, now)
         self._out.append(WaitOver(attempt, callback_id, result))
+
+    def _has_left(self, fence: Fence) -> bool:
+        """Whether its handler runs and does not wait, nor is about to say of a newer wait that it has left."""
+        return self._running.runs(fence) and fence not in self._waits and fence not in self._leaving
 
     def _forget(self, fence: Fence, now: float) -> None:
         attempt = self._waits.pop(fence).attempt

@@ -69,7 +69,7 @@ class Spy(MemoryStore):
         return super().wait(waits)
 
     @override
-    def leave(self, waits: Sequence[Wait]) -> Op[None]:
+    def leave(self, waits: Sequence[Wait]) -> Op[list[int]]:
         self.leaves.append(waits)
         return super().leave(waits)
 

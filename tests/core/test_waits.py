@@ -98,9 +98,28 @@ def test_a_handler_that_leaves_says_so_and_its_deadline_goes_on() -> None:
     bench.done("wait", NOTHING)
     idle(bench, 1.0)
     assert "leave" in {output.op.name for output in of(RunOp, bench.hear(WaitLeft(ONE, "a")))}
-    bench.done("leave")
+    bench.done("leave", [])
     assert of(CancelJob, idle(bench, 9.9)) == []
     assert of(CancelJob, idle(bench, 0.2)) == [CancelJob(ONE, Reason.DEADLINE)]
+
+
+def test_that_a_handler_has_left_is_written_later_where_somebody_holds_its_callback() -> None:
+    bench = started(ONE, attempt(2))
+    bench.hear(ASKED, WaitAsked(attempt(2), "b"))
+    bench.done("wait", NOTHING * 2)
+    assert leaves(bench.hear(WaitLeft(ONE, "a"), WaitLeft(attempt(2), "b"))) == 1
+    assert leaves(bench.done("leave", [1])) == 0
+    assert leaves(idle(bench, 1.9)) == 0
+    assert leaves(idle(bench, 0.2)) == 1, "with the next look"
+    assert [said_of(wait)[0] for wait in bench.store.leaves[-1]] == ["b"]
+    assert leaves(bench.done("leave", [0])) == 0
+    assert leaves(bench.hear(WaitAsked(attempt(2), "c"))) == 0
+    looking(bench, 6.0)
+    assert len(bench.store.leaves) == 2, "it waits for another one"
+    assert leaves(bench.hear(WaitLeft(attempt(2), "c"))) == 1
+    bench.hear(JobEnded(attempt(2), Returned(None)))
+    assert leaves(bench.done("leave", [0])) == 0
+    assert leaves(idle(bench, 10.0)) == 0, "it has ended, and takes its callback along"
 
 
 # how long it stood still
@@ -169,7 +188,7 @@ def test_leaving_says_how_long_it_was_all_together_and_says_the_same_again() -> 
             bench.failed("leave", None)
             while "leave" not in bench.ops:
                 idle(bench, 0.1)
-        bench.done("leave")
+        bench.done("leave", [])
 
 
 def test_who_waited_again_before_it_could_be_written_that_he_left_is_written_once() -> None:
@@ -183,7 +202,7 @@ def test_who_waited_again_before_it_could_be_written_that_he_left_is_written_onc
     bench.hear(WaitLeft(ONE, "b"))
     while "leave" not in bench.ops:
         bench.wait(0.01)
-    bench.done("leave")
+    bench.done("leave", [])
     assert [[said_of(wait) for wait in each] for each in bench.store.leaves] == [[("b", 0.011)]]
 
 
@@ -209,7 +228,7 @@ def test_while_the_database_is_away_leaving_is_tried_again_with_back_off_and_is_
             tried += 1
             assert tried < 200
     assert tried > 40, "2 s between two tries in the end"
-    bench.done("leave")
+    bench.done("leave", [])
     assert leaves(idle(bench, 10.0)) == 0
 
 

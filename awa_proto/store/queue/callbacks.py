@@ -282,9 +282,21 @@ def heartbeat(n: Names, callback: Callback, timeout: float) -> Plan[datetime | N
 # handlers that wait
 
 # That one waits may be written late, or never. So the worker says how long it has been in all: said again, it is the same.
+# It says so for all of its handlers at once; a row that somebody holds in an open transaction is left for another time.
 _COUNTED = "c.waited + coalesce(extract(epoch FROM clock_timestamp() - c.waits_since), 0)::float8"
-_GIVEN = "unnest($1::bigint[], $2::bigint[], $3::text[]::uuid[], $4::float8[])"
 _OF_GIVEN = "c.job_id = ANY ($1::bigint[]) AND g.job_id = c.job_id AND g.run_lease = c.run_lease"
+
+
+def _free(n: Names, which: str) -> str:
+    """SQL: the CTEs `given`, the attempts, and `free`, the jobs of those of their callbacks that can be written now."""
+    return f"""
+WITH given AS MATERIALIZED (
+  SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[]::uuid[], $4::float8[])
+    WITH ORDINALITY g(job_id, run_lease, callback_id, waited, ord)
+),
+free AS MATERIALIZED (
+  SELECT c.job_id FROM given g, {n.s}.callbacks c WHERE {which} ORDER BY c.job_id FOR UPDATE OF c SKIP LOCKED
+)"""
 
 
 @lru_cache
@@ -294,18 +306,16 @@ def wait_sql(n: Names) -> str:
 
     Of those that wait already, or were resumed, only what was counted wrong is, by more than a second.
     """
-    return f"""
-WITH given AS MATERIALIZED (
-  SELECT * FROM {_GIVEN} WITH ORDINALITY g(job_id, run_lease, callback_id, waited, ord)
-),
+    begins = f"""{_OF_GIVEN} AND g.callback_id = c.callback_id AND c.state <> {int(Waits.PARKED)}
+    AND (c.state = {int(Waits.REGISTERED)} OR {_COUNTED} < g.waited - 1)"""
+    return f"""{_free(n, begins)},
 begun AS (
   UPDATE {n.s}.callbacks c
   SET state = CASE c.state WHEN {int(Waits.REGISTERED)} THEN {int(Waits.IN_HANDLER)} ELSE c.state END,
       waited = greatest({_COUNTED}, g.waited),
       waits_since = CASE WHEN c.state <> {int(Waits.RESUMED)} THEN clock_timestamp() END
   FROM given g
-  WHERE {_OF_GIVEN} AND g.callback_id = c.callback_id AND c.state <> {int(Waits.PARKED)}
-    AND (c.state = {int(Waits.REGISTERED)} OR {_COUNTED} < g.waited - 1)
+  WHERE c.job_id = ANY (ARRAY(SELECT job_id FROM free)) AND {begins}
   RETURNING c.job_id
 )
 SELECT g.ord::int - 1, c.state, c.job_id IN (SELECT job_id FROM begun), c.result::text
@@ -325,7 +335,7 @@ def wait(n: Names, waits: Sequence[Wait]) -> Op[list[Waited]]:
     def plan() -> Plan[list[Waited]]:
         params = _given(waits)
         found: list[Waited] = []
-        for _ in range(_MOST_LOOKS):
+        for _ in range(2):  # once more where somebody used one meanwhile; whoever still does will be heard of
             rows = yield from persistently(Statement("callback.wait", wait_sql(n), params))
             found = [Waited(is_over=True)] * len(waits)
             moved = False
@@ -341,21 +351,31 @@ def wait(n: Names, waits: Sequence[Wait]) -> Op[list[Waited]]:
 
 @lru_cache
 def leave_sql(n: Names) -> str:
-    """$1 job ids, none twice, $2 leases, $3 callback ids, $4 seconds waited, of whichever callback of the attempt it was."""
+    """$1 job ids, none twice, $2 leases, $3 callback ids, $4 seconds waited, of whichever callback of the attempt it was.
+
+    The places in these arrays of what is to be written still.
+    """
     left = f"c.state = {int(Waits.IN_HANDLER)} AND g.callback_id = c.callback_id"
-    return f"""
-UPDATE {n.s}.callbacks c
-SET state = CASE WHEN {left} THEN {int(Waits.REGISTERED)} ELSE c.state END,
-    waits_since = CASE WHEN {left} THEN NULL ELSE c.waits_since END, waited = greatest(c.waited, g.waited)
-FROM {_GIVEN} g(job_id, run_lease, callback_id, waited)
-WHERE {_OF_GIVEN} AND c.state <> {int(Waits.PARKED)} AND ({left} OR c.waited < g.waited)"""
+    leaves = f"{_OF_GIVEN} AND c.state <> {int(Waits.PARKED)} AND ({left} OR c.waited < g.waited)"
+    return f"""{_free(n, leaves)},
+gone AS (
+  UPDATE {n.s}.callbacks c
+  SET state = CASE WHEN {left} THEN {int(Waits.REGISTERED)} ELSE c.state END,
+      waits_since = CASE WHEN {left} THEN NULL ELSE c.waits_since END, waited = greatest(c.waited, g.waited)
+  FROM given g
+  WHERE c.job_id = ANY (ARRAY(SELECT job_id FROM free)) AND {leaves}
+  RETURNING c.job_id
+)
+SELECT g.ord::int - 1 FROM given g, {n.s}.callbacks c WHERE {leaves} AND c.job_id NOT IN (SELECT job_id FROM gone)
+ORDER BY g.ord"""
 
 
-def leave(n: Names, waits: Sequence[Wait]) -> Op[None]:
+def leave(n: Names, waits: Sequence[Wait]) -> Op[list[int]]:
     """Handlers wait no more."""
 
-    def plan() -> Plan[None]:
-        yield from persistently(Statement("callback.leave", leave_sql(n), _given(waits)))
+    def plan() -> Plan[list[int]]:
+        rows = yield from persistently(Statement("callback.leave", leave_sql(n), _given(waits)))
+        return [place for (place,) in rows]
 
     return Op("leave", plan, safe_to_retry=True)
 

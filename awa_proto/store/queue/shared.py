@@ -115,7 +115,7 @@ class SharedStore:
     def wait(self, waits: Sequence[Wait]) -> Op[list[Waited]]:
         return callbacks.wait(self._names, waits)
 
-    def leave(self, waits: Sequence[Wait]) -> Op[None]:
+    def leave(self, waits: Sequence[Wait]) -> Op[list[int]]:
         return callbacks.leave(self._names, waits)
 
     # jobs, which are looked for in both engines

@@ -21,7 +21,7 @@ from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import conclude
 from awa_proto.plan import Op, Plan, Rows, Statement
 from awa_proto.store import Cancelled, Ended, Stranded, Verdict, Wait, Waited
-from awa_proto.testing.conformance.callbacks import is_dead, late, outside, parking, registered
+from awa_proto.testing.conformance.callbacks import is_dead, late, outside, parking, registered, running, waiting
 from awa_proto.testing.conformance.kit import DatabaseKit, Kit, Runs, Session, together
 
 COMPLETED, FAILED, CANCELLED = JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED
@@ -244,6 +244,35 @@ async def a_handler_that_gave_up_waiting_may_register_or_park_before_that_is_wri
         (again,) = await kit.claim(1)
         assert again.id == attempt.id
         await kit.close(again)
+
+
+async def who_uses_a_callback_in_an_open_transaction_holds_up_no_other_handler(kit: DatabaseKit) -> None:
+    """What cannot be written of its handler is said, and written later; the others are answered at once."""
+    held, id = await running(kit)
+    other, its = await waiting(kit)
+    left, third = await waiting(kit)
+    await kit.run(outside(kit).resume_external(its))
+    async with kit.session() as user, kit.session() as worker:
+        await worker.sql("SET lock_timeout = '1s'")  # it would wait for ever else
+        await user.sql("BEGIN ISOLATION LEVEL READ COMMITTED")
+        await user.run(outside(kit).heartbeat_callback(id, 7200.0))
+        found = await worker.run(kit.store.wait([Wait(held, id), Wait(other, its)]))
+        assert found == [Waited(is_over=False), Waited(is_over=True, result="null")]
+        await user.sql("COMMIT")
+        assert (await kit.job(held.id)).state is JobState.RUNNING, "that it waits is not written so far"
+        await worker.run(kit.store.wait([Wait(held, id)]))
+        assert (await kit.job(held.id)).state is WAITS
+        await user.sql("BEGIN ISOLATION LEVEL READ COMMITTED")
+        await user.run(outside(kit).heartbeat_callback(id, 7200.0))
+        gone = [Wait(held, id, 5.0), Wait(left, third, 5.0)]
+        assert await worker.run(kit.store.leave(gone)) == [0]
+        assert [(await kit.job(attempt.id)).state for attempt in (held, left)] == [WAITS, JobState.RUNNING]
+        await user.sql("COMMIT")
+        for _ in range(2):
+            assert await worker.run(kit.store.leave(gone)) == []
+            assert (await kit.job(held.id)).state is JobState.RUNNING
+    for attempt in (held, other, left):
+        await kit.close(attempt)
 
 
 async def what_a_silent_attempt_registers_after_rescue_has_looked_goes_with_it(kit: Kit) -> None:
