@@ -88,6 +88,10 @@ class FollowUps:
         """Of an application that registers none, so that nothing is asked for a time."""
         return cls({}, Intake({}, lambda: datetime.fromtimestamp(0, UTC)))
 
+    def knows(self, kind: str) -> bool:
+        """Whether some function is registered for it, whatever the outcome: then this code is about jobs of the kind."""
+        return kind in self._registered
+
     def wants(self, kind: str, outcome: Outcome) -> bool:
         """Whether some function is registered for it."""
         of_kind = self._registered.get(kind)

@@ -350,7 +350,9 @@ class CallbackOperations(Generic[C]):
             event = event_of(ended) if attempt.kind in self._hooked else None
             if event is not None:
                 told.append(event)
-        if attempt.kind not in self.intake.tasks:
+        if not (
+            attempt.kind in self.intake.tasks or attempt.kind in self._hooked or self._follow_ups.knows(attempt.kind)
+        ):
             self._books.unknown(attempt)
         return _after(ended)
 

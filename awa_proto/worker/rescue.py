@@ -169,9 +169,12 @@ class Rescue:
     def _is_unknown(self, kind: str) -> bool:
         """Whether others may have hooks and follow-ups for it that are not known here. Health shows those of which it is so."""
         context = self._context
-        if context.kinds is None or kind in context.kinds or kind in context.hooked.kinds:
-            return False
-        if any(context.follow_ups.wants(kind, outcome) for outcome in (Outcome.RESCUED, Outcome.EXHAUSTED)):
+        if (
+            context.kinds is None
+            or kind in context.kinds
+            or kind in context.hooked.kinds
+            or context.follow_ups.knows(kind)
+        ):
             return False
         if len(context.unknown_kinds) < MOST_UNKNOWN:
             context.unknown_kinds[kind] = None

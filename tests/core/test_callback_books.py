@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from awa_proto.callbacks.books import Books
 from awa_proto.contact import Calls
+from awa_proto.followup import follow_up
 from awa_proto.job import Attempt, JobState
+from awa_proto.operations import Operations
 from awa_proto.outcome import Ending, Outcome, Transition
-from awa_proto.store import Ended, NewJob
+from awa_proto.registry import Registry
+from awa_proto.store import Demand, Ended, NewJob, Ring, WorkerInfo
+from awa_proto.store.memory import MemoryStore
 from awa_proto.worker.rescue import MOST_UNKNOWN
+from tests.core.test_operations import run
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 ATTEMPT = Attempt(0, 1, 0, 9, 5, "q", 2, "pay", "{}", 1, 25, AT, AT, None)
@@ -65,6 +72,33 @@ def test_a_kind_that_is_not_known_is_said_once_and_of_any_number_only_so_many(ca
             bench.now += 3600.0
             bench.books.unknown(ATTEMPT._replace(kind=f"kind {number}"))
     assert len(bench.books.unknown_kinds) == len(caplog.records) == MOST_UNKNOWN
+
+
+@pytest.mark.parametrize("known", ["nothing", "hook", "follow-up", "task"])
+def test_a_client_that_has_hooks_or_follow_ups_of_a_kind_knows_it(known: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It may be a process that only takes callbacks."""
+    store = MemoryStore(lambda: AT, random.random)
+    registry = Registry()
+    if known == "task":
+        registry.task(None, kind="pay")(print)
+    registered = {"pay": {Outcome.EXHAUSTED: [follow_up(Outcome.EXHAUSTED, "pay", lambda *_: None)]}}
+    calls: Operations[Any] = Operations(
+        store,
+        registry.tasks,
+        "awa",
+        lambda: AT,
+        {"pay"} if known == "hook" else (),
+        random=random.random,
+        registered=registered if known == "follow-up" else {},
+    )
+    run(store.insert([NewJob("pay", "q", "{}")]))
+    instance = run(store.register(WorkerInfo(("q",), "", 0, ""))).instance
+    (attempt,) = run(store.claim(instance, Ring(0), [Demand("q", 1)])).attempts
+    callback = run(store.register_callback(attempt, 60.0, None))
+    assert callback is not None
+    run(calls.complete_external(callback.id))
+    assert calls.unknown_kinds == (("pay",) if known == "nothing" else ())
+    assert len(caplog.records) == (known == "nothing")
 
 
 def test_whoever_sends_what_no_expression_answers_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
