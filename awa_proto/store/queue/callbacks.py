@@ -385,10 +385,10 @@ def leave(n: Names, waits: Sequence[Wait]) -> Op[list[int]]:
 
 @lru_cache
 def expired_sql(n: Names) -> str:
-    """$1 most callbacks."""
+    """$1 most callbacks. One that somebody's transaction holds is being used, and is left to that: it holds up no other."""
     return (
         _rows(n, "c.state IN (1, 2) AND c.timeout_at <= statement_timestamp()")
-        + "\nORDER BY c.timeout_at, c.job_id LIMIT $1::int"
+        + "\nORDER BY c.timeout_at, c.job_id LIMIT $1::int FOR UPDATE OF c SKIP LOCKED"
     )
 
 
@@ -413,7 +413,9 @@ def find_expired(n: Names, limit: int) -> Op[ExpiredPage]:
     """Attempts whose callback did not come in time, and when the next one is late."""
 
     def plan() -> Plan[ExpiredPage]:
-        rows: Rows = yield Statement("rescue.expired", expired_sql(n), (limit,))
+        # asked first, so that one that comes to be late between the two is in either: it is looked for again
+        later = yield Statement("rescue.expired.next", _next_sql(n))
+        rows = yield from persistently(Statement("rescue.expired", expired_sql(n), (limit,)))
         found = yield from _reading(n, rows)
         orphans = [row[0] for row, callback in zip(rows, found, strict=True) if callback is None]
         if orphans:
@@ -428,7 +430,6 @@ def find_expired(n: Names, limit: int) -> Op[ExpiredPage]:
         ]
         if len(rows) >= limit:
             return ExpiredPage(stranded, 0.0)
-        later = yield Statement("rescue.expired.next", _next_sql(n))
         return ExpiredPage(stranded, max(0.0, later[0][0]) if later else None)
 
     return Op("find_expired", plan, safe_to_retry=True)

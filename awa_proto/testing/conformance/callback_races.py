@@ -353,3 +353,53 @@ async def callbacks_of_many_jobs_of_one_claim_each_have_their_way_at_once(kit: K
     ops = [calls.fail_external(id, "no") if n % 2 else calls.complete_external(id) for n, id in enumerate(ids)]
     await together(*(partial(kit.run, op) for op in ops))
     assert await kit.states([attempt.id for attempt in attempts]) == [COMPLETED, FAILED] * 4
+
+
+async def a_callback_that_somebody_uses_as_it_expires_holds_up_no_other_one_that_does(kit: DatabaseKit) -> None:
+    races = [await contest(kit, way, expires=False) for way in ("parked", "waiting", "parked")]
+    for race in races:
+        await kit.run(outside(kit).heartbeat_callback(race.id, 0.0))
+    held, *others = races
+    async with kit.session() as session:
+        await session.sql("BEGIN ISOLATION LEVEL READ COMMITTED")
+        assert await held.decided("retry", session.run)
+        page = await kit.run(kit.store.find_expired(2))
+        assert {called.callback_id for _, called in page.stranded} == {race.id for race in others}
+        for (attempt, _), called in page.stranded:
+            assert await kit.finalize(Ended(attempt, late(attempt), flushed=True, called=called)) == [Verdict.ACCEPTED]
+        page = await kit.run(kit.store.find_expired(2))
+        assert (page.stranded, page.due_in) == ([], None)
+        await session.sql("ROLLBACK")
+    (((attempt, _), called),) = (await kit.run(kit.store.find_expired(2))).stranded
+    assert attempt.id == held.attempt.id
+    assert await kit.finalize(Ended(attempt, late(attempt), flushed=True, called=called)) == [Verdict.ACCEPTED]
+    assert await kit.sql(LEFT) == []
+
+
+def pausing(op: Op[Any], sql: str) -> Op[Any]:
+    """The same, where a statement is run before each of its own but the first."""
+
+    def plan() -> Plan[Any]:
+        inner = op.start()
+        step = next(inner)
+        while True:
+            answer = yield step
+            try:
+                step = inner.send(answer)
+            except StopIteration as done:
+                return done.value
+            yield Statement("pause", sql)
+
+    return dataclasses.replace(op, start=plan)
+
+
+async def one_that_comes_to_be_late_while_it_is_looked_for_is_found_or_looked_for_again(kit: DatabaseKit) -> None:
+    for way in ("waiting", "parked"):
+        race = await contest(kit, way, expires=False)
+        await kit.run(outside(kit).heartbeat_callback(race.id, 0.3))
+        until_late = f"""
+            SELECT pg_sleep(greatest(0, extract(epoch FROM timeout_at - clock_timestamp()) + 0.01)) FROM awa.callbacks
+            WHERE job_id = {race.attempt.id}"""
+        page = await kit.run(pausing(kit.store.find_expired(10), until_late))
+        assert [called.callback_id for _, called in page.stranded] == [race.id] or page.due_in is not None
+        assert await race.decided("cancel", kit.run)
