@@ -198,7 +198,7 @@ RESCUES: Final[dict[RescueReason, str]] = {
     RescueReason.EXPIRED_CALLBACK: "rescued: callback timed out",
 }
 """The error text of an attempt that was rescued."""
-NOT_REGISTERED: Final = "the handler waits for a callback that is not registered"
+NOT_REGISTERED: Final = "the handler waits for a callback that is not registered (any more)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,8 +323,13 @@ def _of_value(value: object, callback: str | None) -> tuple[Ending, float | None
                 return Ending.SNOOZE, seconds("Snooze.delay", delay), {}
             case WaitForCallback(token=CallbackToken(id=token) | token) if token == callback and callback is not None:
                 return Ending.WAIT, None, {}
-            case WaitForCallback():
+            case WaitForCallback(token=str() | CallbackToken()):
                 return Ending.UNREGISTERED, None, {"error": NOT_REGISTERED}
+            case WaitForCallback(token=token):
+                kind = type_name(token)
+                missing = ": is an await missing?" if kind == "coroutine" else ""
+                wrong = f"the handler waits for a {kind}, not for what register_callback gave{missing}"
+                return Ending.UNREGISTERED, None, {"error": clean(wrong)}
             case Cancel(reason=reason) if isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 return Ending.CANCEL, None, {"error": clean(f"cancelled: {reason}")}
             case Cancel(reason=reason):

@@ -25,6 +25,7 @@ from awa_proto.outcome import (
     Returned,
     Snooze,
     Transition,
+    WaitForCallback,
     backoff,
     conclude,
 )
@@ -121,6 +122,23 @@ def test_a_delay_out_of_range_is_a_wrong_return_value(result: type[RetryAfter] |
     assert got.to is JobState.FAILED
     assert got.entry is not None
     assert f"{result.__name__}.delay" in got.entry["error"]
+
+
+def test_a_wait_for_what_is_no_token_says_so_and_asks_for_the_await_that_is_missing() -> None:
+    async def register_callback() -> str:
+        return "token"
+
+    coroutine = register_callback()
+    for token, said in (
+        (coroutine, "the handler waits for a coroutine, not for what register_callback gave: is an await missing?"),
+        (None, "the handler waits for a NoneType, not for what register_callback gave"),
+    ):
+        transition = end(Returned(WaitForCallback(token)))  # type: ignore[arg-type]
+        assert transition.entry is not None
+        assert (transition.to, transition.ending, transition.entry["error"]) == (
+            JobState.FAILED, Ending.UNREGISTERED, said,
+        )  # fmt: skip
+    coroutine.close()
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -277,7 +295,7 @@ _odd = (
     | _errors
 )
 _values = _odd | st.builds(
-    lambda result, value: result(value), st.sampled_from([RetryAfter, Snooze, Cancel]), _odd
+    lambda result, value: result(value), st.sampled_from([RetryAfter, Snooze, Cancel, WaitForCallback]), _odd
 ) | st.builds(
     lambda base, bad: type("Mine", (base,), dict.fromkeys(("delay", "reason"), property(bad, lambda *_: None)))(1),
     st.sampled_from([RetryAfter, Snooze, Cancel]),

@@ -677,7 +677,7 @@ def test_waiting_for_a_callback_discards_staged_follow_ups_with_a_warning(
             assert worker.tally.total("awa.job.staged_follow_ups_discarded", {"awa.job.kind": "signup"}) == 1
         row = await app.client.get_job(row.id)
         assert row.state is awa.JobState.FAILED
-        assert row.errors[0]["error"] == "the handler waits for a callback that is not registered"
+        assert row.errors[0]["error"] == "the handler waits for a callback that is not registered (any more)"
         assert await enqueued(app) == []
 
     with caplog.at_level(logging.WARNING, "awa"):

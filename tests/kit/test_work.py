@@ -97,7 +97,7 @@ def test_it_works_one_job_and_tells_all_of_it(run: Run, engine: str) -> None:
         ("terminal", {}, "failed", "failed", "TerminalError: no use", "Exhausted"),
         ("snooze", {}, "snoozed", "scheduled", None, None),
         ("wrong", {}, "failed", "failed", "the handler returned int; it may return", "Exhausted"),
-        ("wait", {}, "failed", "failed", "the handler waits for a callback that is not registered", None),
+        ("wait", {}, "failed", "failed", "the handler waits for a callback that is not registered (any more)", None),
     ],
 )
 def test_every_ending_is_that_of_a_worker(
