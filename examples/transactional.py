@@ -30,27 +30,27 @@ class ShipOrder:
 def with_psycopg(client: awa_sync.Client) -> None:
     with psycopg.connect(DSN) as connection:  # commits when the block ends
         connection.execute("INSERT INTO orders DEFAULT VALUES")
-        client.insert(ShipOrder(1), using=connection)
+        client.insert(ShipOrder(1), queue="shipping", using=connection)
 
 
 async def with_asyncpg(client: awa_asyncio.Client) -> None:
     connection = await asyncpg.connect(DSN)
     async with connection.transaction():
         await connection.execute("INSERT INTO orders DEFAULT VALUES")
-        await client.insert(ShipOrder(2), using=connection)
+        await client.insert(ShipOrder(2), queue="shipping", using=connection)
     await connection.close()
 
 
 async def with_async_psycopg(client: awa_asyncio.Client) -> None:
     async with await psycopg.AsyncConnection.connect(DSN) as connection:
         await connection.execute("INSERT INTO orders DEFAULT VALUES")
-        await client.insert(ShipOrder(3), using=connection)
+        await client.insert(ShipOrder(3), queue="shipping", using=connection)
 
 
 async def with_trio(client: awa_trio.Client) -> None:
     async with await TrioConnection.connect(DSN) as connection:
         await connection.execute("INSERT INTO orders DEFAULT VALUES")
-        await client.insert(ShipOrder(4), using=connection)
+        await client.insert(ShipOrder(4), queue="shipping", using=connection)
 
 
 async def on_asyncio() -> None:

@@ -31,6 +31,11 @@ def test_an_example_runs(database: str, name: str) -> None:
     assert (done.stdout.strip(), done.stderr, done.returncode) == (SAYS[name], "", 0)
 
 
+def test_what_an_example_leaves_behind_is_in_no_other_ones_way(database: str) -> None:
+    for name in ("transactional.py", "on_sync.py", "webhooks.py"):
+        test_an_example_runs(database, name)
+
+
 @pytest.mark.parametrize("name", [name for name in SAYS if name.startswith("on_")])
 def test_the_example_of_a_driver_is_short(name: str) -> None:
     code = [line for line in (EXAMPLES / name).read_text().splitlines() if line.strip()]

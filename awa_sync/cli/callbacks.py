@@ -72,6 +72,13 @@ def serve(
 
     _uvicorn()
     secrets = _secrets(secret_file)
+    if bool(secrets) is allow_unsigned:
+        raise ConfigurationError(
+            f"there are secrets, in ${SECRETS} or --secret-file, and --allow-unsigned: only one of them can be meant"
+            if secrets
+            else f"callbacks have no secret, so that anybody could send them: put one into ${SECRETS}, or a --secret-file, or"
+            " say --allow-unsigned where something in front sees to that"
+        )
     settings: IngressSettings = {
         "allow_unsigned": allow_unsigned,
         "replay_window": replay_window,

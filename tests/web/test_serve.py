@@ -167,12 +167,13 @@ def test_serve_refuses_to_start_unsigned_and_says_how_it_is_meant(
     monkeypatch.delenv("AWA_CALLBACK_SECRETS", raising=False)
     code, said = refused(capsys, "--dsn", "postgresql://nowhere")
     assert (code, "no secret" in said) == (2, True)
+    assert [way in said for way in ("$AWA_CALLBACK_SECRETS", "--secret-file", "--allow-unsigned")] == [True] * 3
     (tmp_path / "short").write_text("hunter2\n")
     code, said = refused(capsys, "--secret-file", str(tmp_path / "short"))
     assert (code, "at least 16" in said, "hunter2" in said) == (2, True, False)
     monkeypatch.setenv("AWA_CALLBACK_SECRETS", SECRET)
     code, said = refused(capsys, "--allow-unsigned")
-    assert (code, "only one of them" in said) == (2, True)
+    assert (code, "only one of them" in said, "--allow-unsigned" in said) == (2, True, True)
     assert refused(capsys, "jobs:client", "--dsn", "postgresql://nowhere")[0] == 2
 
 
