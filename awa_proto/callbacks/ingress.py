@@ -289,10 +289,15 @@ class Ingress:
         if found is not None and found[1] != self._prefix:
             self._is_misplaced = True
             begins = f"begins with {found[1][:200]!r}" if found[1] else "begins with the id"
+            cure = (
+                'where the application is mounted give prefix=""' if self._prefix else "that is what to give as prefix"
+            )
             _log.warning(
-                "a callback is answered 404: paths here begin with %r, and that of the request %s; where the application is "
-                'mounted give prefix=""', self._prefix, begins,
-            )  # fmt: skip
+                "a callback is answered 404: paths here begin with %r, and that of the request %s; %s",
+                self._prefix,
+                begins,
+                cure,
+            )
 
 
 # actions
@@ -369,7 +374,9 @@ def _fields(body: bytes, action: _Action) -> Mapping[str, Any]:
         raise _Malformed("the body is no JSON object")
     unknown = [name for name in given if name not in action.fields]
     if unknown:
-        raise _Malformed(f"the body may have {' and '.join(action.fields)}, and nothing else")
+        raise _Malformed(
+            f"{unknown[0][:40]!r} is no field here; the body may have {' and '.join(action.fields)}, and nothing else"
+        )
     if body.count(b"[") + body.count(b"{") > MAX_JSON_DEPTH and _is_deep(given):
         raise _Malformed("the body is nested too deeply")
     return given

@@ -192,6 +192,12 @@ def test_what_is_no_good_request_is_refused_in_json_and_nothing_is_called(take: 
     assert calls.asked == []
 
 
+def test_a_field_that_is_unknown_is_named_with_those_there_are(take: Take) -> None:
+    got = take(Calls(), Request(b'{"payload": 1, "outpt": 2}'))
+    assert got.said == {"error": "'outpt' is no field here; the body may have payload and output, and nothing else"}
+    assert len(take(Calls(), Request(b'{"' + b"x" * 9999 + b'": 2}')).body) < 200
+
+
 def test_other_methods_are_told_the_one_there_is_and_head_gets_no_body(take: Take) -> None:
     got = take(Calls(), Request(method="GET"))
     assert (got.status, got.headers["allow"]) == (405, "POST")
@@ -352,8 +358,7 @@ def test_a_path_that_is_right_but_for_the_prefix_is_said_once_to_who_runs_it(
     bare = wsgi_app(BlockingClient(Calls()), SECRET, prefix="")
     assert through_wsgi(bare, Request()).status == 404
     (said,) = (record.getMessage() for record in caplog.records)
-    assert "''" in said
-    assert "begins with '/api/callbacks'" in said
+    assert said.endswith("begins with '/api/callbacks'; that is what to give as prefix")
     caplog.clear()
     through_wsgi(wsgi_app(BlockingClient(Calls()), SECRET), Request(path="/favicon.ico"))
     assert not caplog.records

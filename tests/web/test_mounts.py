@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +16,11 @@ from werkzeug.test import Client
 
 import awa_asyncio
 import awa_sync
+from awa_asyncio.testing import AwaTestClient
 from awa_asyncio.web import callbacks_app as asgi_app
-from awa_proto.job import JobState
+from awa_proto.job import JobRow, JobState
 from awa_sync.web import callbacks_app as wsgi_app
+from tests.test_docs import ROOT, blocks
 from tests.web.requests import SECRET, Request, through_asgi
 from tests.web.waiting import parked, request, row
 
@@ -67,6 +71,33 @@ def test_a_fastapi_application_takes_callbacks_where_it_is_mounted_and_opens_the
         client.migrate()
         delivers(client, take)
         assert take(Request(b"", method="GET", path="/own/7")) == (200, {"n": 7})
+
+
+def test_the_shop_of_the_docs_charges_waits_for_a_signed_request_and_sends_a_mail(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shop,) = (block for block, _ in blocks(ROOT / "docs" / "ingress.md") if "FastAPI" in block)
+    (tmp_path / "shop_of_the_docs.py").write_text(shop)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("AWA_DATABASE_URL", database)
+    monkeypatch.setenv("SHOP_SECRET", SECRET)
+    module: Any = importlib.import_module("shop_of_the_docs")
+
+    async def sold() -> JobRow:
+        until = AwaTestClient(module.client).until
+        async with module.app.router.lifespan_context(module.app):
+            waits = await until(await module.place(7, 995), JobState.WAITING_EXTERNAL)
+            assert waits.callback_id is not None
+            signed = request(waits.callback_id, "resume", {"payload": {"receipt": "R-7"}})
+            got = await through_asgi(module.app, signed, {"query_string": b"", "root_path": ""})
+            assert (got.status, got.said) == (200, {"id": waits.id, "state": "available"})
+            done = await until(waits, JobState.COMPLETED)
+            (mail,) = await module.client.list_jobs(kind="send_receipt")
+            await until(mail, JobState.COMPLETED)
+            return done
+
+    assert asyncio.run(sold()).output == {"receipt": "R-7"}
+    assert capsys.readouterr().out.splitlines()[1:] == ["mail: receipt R-7 of order 7"]
 
 
 def below(application: Any, client: awa_sync.Client) -> DispatcherMiddleware:
