@@ -94,8 +94,8 @@ class CallbackOperations(Generic[C]):
             output_for: The class of the args of the kind of job this must be, or its task: the output is checked to be of the
                 type that is declared for it.
             run_lease: Only if it is this attempt that waits.
-            using: A connection of your own, in whose open transaction this happens. No hook is told: whether you commit is
-                not known here.
+            using: A connection of your own, in whose open transaction this happens. Until that ends, results of jobs that were
+                claimed together with one that is not parked wait. No hook is told: whether you commit is not known here.
 
         Raises:
             CallbackNotFound: No job waits for it (any more).
