@@ -99,8 +99,9 @@ class Waiter:
     def tick(self, _: float) -> None:
         """The timer: look for all, since notifications may be lost; or, since the database was away, ask again."""
         self._is_away = False
+        self._waits = self._open(self._waits)
         self._look = dict.fromkeys(self._waits)
-        self._leaving, self._late = self._late | self._leaving, {}
+        self._leaving, self._late = self._open(self._late) | self._leaving, {}
 
     def settle(self, now: float) -> None:
         """Ask, and see to the timer."""
@@ -108,9 +109,6 @@ class Waiter:
             if not self._is_away:  # else who begins to wait now would make it asked at once
                 self._context.timers.cancel(Timer.WAIT)
             return
-        for fence in [fence for fence in self._waits if not self._running.runs(fence)]:
-            del self._waits[fence]
-            self._look.pop(fence, None)
         if not self._is_busy and not self._is_away:
             if self._leaving:
                 self._leave()
@@ -121,11 +119,13 @@ class Waiter:
             timers.set(Timer.WAIT, now + config_poll(self._context))
 
     def _ask(self) -> None:
-        self._is_busy = True
         asked = list(self._look)[:MOST]
         for fence in asked:
             del self._look[fence]
-        waits = [self._waits[fence] for fence in asked]
+        waits = [self._waits[fence] for fence in asked if self._running.runs(fence)]
+        if not waits:
+            return
+        self._is_busy = True
 
         def done(answers: list[Waited], now: float) -> None:
             self._is_busy = False
@@ -172,6 +172,10 @@ class Waiter:
             return
         self._forget(fence, now)
         self._out.append(WaitOver(attempt, callback_id, result))
+
+    def _open(self, waits: dict[Fence, Wait]) -> dict[Fence, Wait]:
+        """Those whose attempts have not been ended. It is not asked at each input, since there may be a thousand."""
+        return {fence: wait for fence, wait in waits.items() if self._running.runs(fence)}
 
     def _has_left(self, fence: Fence) -> bool:
         """Whether its handler runs and does not wait, nor is about to say of a newer wait that it has left."""

@@ -1,7 +1,9 @@
 """Handlers that wait, event by event: what wakes them, what their deadlines do meanwhile, and what is forgotten."""
 
 import contextlib
+import heapq
 from collections.abc import Sequence
+from unittest.mock import patch
 
 from awa_proto.errors import CallbackNotFound
 from awa_proto.handler import JobBase
@@ -24,6 +26,7 @@ from awa_proto.worker.events import (
     WaitOver,
     Woken,
 )
+from awa_proto.worker.running import Running
 from awa_proto.worker.tally import STALE
 from tests.core.test_machine import Bench, attempt, of
 
@@ -120,6 +123,23 @@ def test_that_a_handler_has_left_is_written_later_where_somebody_holds_its_callb
     bench.hear(JobEnded(attempt(2), Returned(None)))
     assert leaves(bench.done("leave", [0])) == 0
     assert leaves(idle(bench, 10.0)) == 0, "it has ended, and takes its callback along"
+
+
+def test_what_a_worker_hears_costs_the_same_however_many_handlers_wait() -> None:
+    costs: list[tuple[int, int]] = []
+    for waiting in (1, 1000):
+        attempts = [attempt(n, extra=ONE.extra) for n in range(waiting)]
+        bench = Bench(QueueConfig(max_workers=1000), poll_interval=2.0).running()
+        bench.claimed(*attempts)
+        with patch.object(heapq, "heapify", wraps=heapq.heapify) as heaped:
+            bench.hear(*(WaitAsked(each, str(each.id)) for each in attempts))
+            bench.done("wait", NOTHING * waiting)
+        with patch.object(Running, "runs", autospec=True, side_effect=Running.runs) as asked:
+            for _ in range(10):
+                bench.hear(Woken("nobody"))
+        costs.append((asked.call_count, heaped.call_count))
+    assert costs[0] == (0, 0)
+    assert costs[1] < (1, 20)
 
 
 # how long it stood still
