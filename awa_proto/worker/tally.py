@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -24,7 +24,7 @@ HOOKS_DROPPED: Final = "awa.hook.dropped"
 
 
 class Tally:
-    """Counts that only rise, and sums of sizes beside them.
+    """Counts that only rise, and sums of sizes beside them. Those of a client are written by all of its threads.
 
     counts: how often, by metric and attributes. sums: of the amounts that came with it, such as bytes.
     """
@@ -32,8 +32,9 @@ class Tally:
     __slots__ = ("counts", "sums")
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[str, Labels]] = Counter()
-        self.sums: Counter[tuple[str, Labels]] = Counter()
+        # not a Counter, which is asked in Python for what is not there, and there another thread may come in between
+        self.counts: defaultdict[tuple[str, Labels], int] = defaultdict(int)
+        self.sums: defaultdict[tuple[str, Labels], int] = defaultdict(int)
 
     @override
     def __repr__(self) -> str:
@@ -53,4 +54,6 @@ class Tally:
     def total(self, metric: str, attributes: Mapping[str, str] = MappingProxyType({})) -> int:
         """How often it happened, over all attributes that are not named."""
         wanted = {*attributes.items()}
-        return sum(times for (named, labels), times in self.counts.items() if named == metric and wanted <= set(labels))
+        return sum(
+            times for (named, labels), times in list(self.counts.items()) if named == metric and wanted <= set(labels)
+        )

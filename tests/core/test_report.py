@@ -1,6 +1,9 @@
 """What a worker tells people: enough to see a fault and its end, and never more because it comes and goes."""
 
+import sys
+import threading
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 
 from awa_proto.errors import DatabaseError
 from awa_proto.store import Registration, Ring
@@ -64,3 +67,27 @@ def test_a_tally_shows_what_it_has_counted() -> None:
     tally.count("awa.job.completed", {"awa.job.queue": "q", "awa.job.kind": "k"}, 3)
     tally.count("awa.job.completed", {"awa.job.kind": "k", "awa.job.queue": "q"})
     assert repr(tally) == "Tally(awa.job.completed{awa.job.kind=k, awa.job.queue=q}: 4)"
+
+
+def test_no_thread_loses_what_another_one_counts_and_who_looks_meanwhile_is_answered() -> None:
+    """Calls of a client may come from any thread, as those of a server do that takes callbacks."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(150):
+            tally, start = Tally(), threading.Barrier(4)
+            looked: list[int] = []
+
+            def count(tally: Tally = tally, start: threading.Barrier = start, looked: list[int] = looked) -> None:
+                start.wait()
+                for number in range(50):
+                    tally.count("awa.job.completed", {"awa.job.kind": str(number)}, amount=2)
+                    looked.append(tally.total("awa.job.completed"))
+
+            with ThreadPoolExecutor(4) as threads:
+                for counted in [threads.submit(count) for _ in range(4)]:
+                    counted.result()
+            assert (tally.total("awa.job.completed"), sum(tally.sums.values())) == (200, 400)
+            assert len(looked) == 200
+    finally:
+        sys.setswitchinterval(before)
