@@ -160,9 +160,10 @@ def _secrets(file: Path | None) -> list[str]:
 
 def _uvicorn() -> Any:
     try:
+        import starlette  # noqa: F401  what it serves is made with that
         import uvicorn
-    except ImportError:
-        raise ConfigurationError("the server needs uvicorn: pip install 'awa-queue[web]'") from None
+    except ImportError as error:
+        raise ConfigurationError(f"the server needs {error.name}: pip install 'awa-queue[web]'") from None
     return uvicorn
 
 

@@ -189,12 +189,21 @@ def test_serve_with_an_address_that_is_taken_says_so(
     assert (code, f"127.0.0.1:{port} cannot be listened at" in said) == (1, True)
 
 
+@pytest.mark.parametrize("library", ["uvicorn", "starlette"])
 def test_serve_without_its_library_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], library: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.setitem(sys.modules, library, None)
     code, said = refused(capsys)
-    assert (code, "awa-queue[web]" in said) == (2, True)
+    assert (code, f"needs {library}: pip install 'awa-queue[web]'" in said) == (2, True)
+
+
+def test_an_application_without_starlette_says_what_to_install() -> None:
+    code = "import sys; sys.modules['starlette'] = None; import awa_asyncio.web"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stderr.splitlines()[-1] == "ImportError: awa_asyncio.web needs starlette: pip install 'awa-queue[web]'"
 
 
 CURL = r"""
