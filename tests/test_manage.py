@@ -14,6 +14,7 @@ from awa_proto.job import Attempt, JobRow, JobState
 from awa_proto.outcome import Transition
 from awa_proto.store import Demand, Ended
 from tests.test_cli import awa
+from tests.web.waiting import parked
 
 
 @pytest.fixture
@@ -67,6 +68,20 @@ def test_jobs_are_listed_shown_retried_and_cancelled(client: awa_sync.Client) ->
     assert run(client, "job", "cancel", str(oldest.id)) == f"job {oldest.id} is cancelled\n"
     assert "had ended" in run(client, "job", "cancel", str(oldest.id), code=1)
     assert "none" in run(client, "job", "list", "--kind", "nope")
+
+
+def test_a_job_that_waits_is_shown_with_its_callback_and_until_when(client: awa_sync.Client) -> None:
+    job, id = parked(client)
+    waits = client.get_job(job)
+    assert waits is not None
+    assert waits.callback_timeout_at is not None
+    shown = run(client, "job", "get", str(job)).splitlines()
+    assert [line.split()[-1] for line in shown if line.startswith("callback id")] == [id]
+    said = json.loads(run(client, "job", "get", str(job), "--json"))
+    assert (said["callback_id"], said["callback_timeout_at"]) == (id, waits.callback_timeout_at.isoformat())
+    client.complete_external(id)
+    assert "callback" not in run(client, "job", "get", str(job))
+    assert json.loads(run(client, "job", "get", str(job), "--json"))["callback_id"] is None
 
 
 def test_dead_letters_are_listed_counted_retried_and_purged(client: awa_sync.Client) -> None:

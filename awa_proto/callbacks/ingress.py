@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol, TypedDict
 
 from awa_proto.callbacks.signature import ACTIONS, HEADER, REPLAY_WINDOW, Secret, Signatures
 from awa_proto.error_text import describe
-from awa_proto.errors import AwaError, CallbackNotFound, ConfigurationError, OutputError, ValidationError
+from awa_proto.errors import AwaError, CallbackNotFound, ConfigurationError, DatabaseError, OutputError, ValidationError
 from awa_proto.extra import compact
 from awa_proto.job import JobState
 from awa_proto.options import flag, positive_seconds, text, whole
@@ -129,7 +129,10 @@ class Call:
             case ValidationError(field=field) if field in _SENT:
                 return refusal(400, str(error))
             case AwaError():
-                _log.error("a callback could not be carried out: %s", describe(error), exc_info=error)
+                traced = (
+                    None if isinstance(error, DatabaseError) else error
+                )  # an outage has many callers, and says itself what it is
+                _log.error("a callback could not be carried out: %s", describe(error), exc_info=traced)
                 return refusal(503, "not possible at the moment; send it again later", ("Retry-After", "5"))
             case _:
                 _log.error("a callback failed: %s", describe(error), exc_info=error)

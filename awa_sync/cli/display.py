@@ -18,7 +18,7 @@ from awa_proto.store import QueueStat
 from awa_proto.store.canonical.switch import StorageStatus
 from awa_proto.store.queue.doctor import Segment
 
-_TIMES = ("run_at", "created_at", "attempted_at", "deadline_at", "finalized_at", "dlq_at")
+_TIMES = ("run_at", "created_at", "attempted_at", "deadline_at", "finalized_at", "dlq_at", "callback_timeout_at")
 
 
 def as_json(value: object) -> None:
@@ -31,7 +31,7 @@ def job_as_json(job: JobRow) -> dict[str, Any]:
     plain = {
         name: getattr(job, name)
         for name in ("id", "kind", "queue", "args", "priority", "attempt", "max_attempts", "run_lease", "errors", "metadata",
-                     "tags", "progress", "output", "dlq_reason")
+                     "tags", "progress", "output", "dlq_reason", "callback_id")
     }  # fmt: skip
     times = {name: None if (at := getattr(job, name)) is None else at.isoformat() for name in _TIMES}
     return {**plain, "state": job.state.value, **times}

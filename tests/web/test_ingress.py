@@ -32,6 +32,7 @@ from awa_proto.errors import (
     SchemaNotMigrated,
     ValidationError,
 )
+from awa_proto.followup import FollowUpError
 from awa_proto.job import JobState
 from awa_sync.web import callbacks_app as wsgi_app
 from tests.test_cli import ROOT
@@ -392,6 +393,20 @@ def test_a_failure_says_what_its_sender_can_do_and_nothing_of_what_is_behind(
     assert SECRETIVE not in got.body.decode()
     assert (SECRETIVE in caplog.text) == (status >= 500)
     assert ("retry-after" in got.headers) == (status == 503)
+
+
+def test_of_an_outage_of_the_database_one_line_is_logged_for_a_request_and_no_traceback(
+    take: Take, caplog: pytest.LogCaptureFixture
+) -> None:
+    for error, traced in (
+        (DatabaseError("connection refused"), False),
+        (FollowUpError("thank: ValueError"), True),
+    ):
+        caplog.clear()
+        assert take(Calls(error), Request()).status == 503
+        (record,) = caplog.records
+        assert bool(record.exc_info) is traced
+        assert str(error) in record.getMessage()
 
 
 def test_what_stops_the_process_is_no_answer(take: Take) -> None:
