@@ -15,7 +15,7 @@ from typing_extensions import Unpack, override
 from awa_proto import extra
 from awa_proto.args import JobArgs
 from awa_proto.callbacks.expressions import compile_expressions
-from awa_proto.callbacks.token import CallbackToken, callback_id
+from awa_proto.callbacks.token import CallbackId, CallbackToken, callback_id
 from awa_proto.error_text import describe
 from awa_proto.errors import (
     AttemptEnded,
@@ -277,7 +277,7 @@ class JobBase(Generic[A_co, C_co]):
         """Let its worker be told what it waits for. Called by the worker."""
         self._carry = put
 
-    def begin_wait(self, token: CallbackToken | str, told: Callable[[WaitEnd], object]) -> WaitAsked:
+    def begin_wait(self, token: CallbackId, told: Callable[[WaitEnd], object]) -> WaitAsked:
         """Wait for a callback: `told` is called with how that ended, from any thread.
 
         Raises ConfigurationError where there is no worker, ValidationError when the handler waits already, AttemptEnded,

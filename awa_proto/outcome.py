@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias
+from uuid import UUID
 
-from awa_proto.callbacks.token import CallbackToken
+from awa_proto.callbacks.token import CallbackId, CallbackToken, is_id
 from awa_proto.error_text import clean, describe, traceback_of, type_name
 from awa_proto.errors import TerminalError, ValidationError
 from awa_proto.events import RescueReason
@@ -72,7 +73,7 @@ class Cancel:
 class WaitForCallback:
     """Park the job until its callback comes from outside. token: what `job.register_callback` gave, or its id."""
 
-    token: CallbackToken | str
+    token: CallbackId
 
 
 Result: TypeAlias = Completed | RetryAfter | Snooze | Cancel | WaitForCallback | None
@@ -321,9 +322,9 @@ def _of_value(value: object, callback: str | None) -> tuple[Ending, float | None
                 return Ending.RETRY_AFTER, asked, {"error": "retry requested", "retry_after": asked}
             case Snooze(delay=delay):
                 return Ending.SNOOZE, seconds("Snooze.delay", delay), {}
-            case WaitForCallback(token=CallbackToken(id=token) | token) if token == callback and callback is not None:
+            case WaitForCallback(token=token) if callback is not None and is_id(token, callback):
                 return Ending.WAIT, None, {}
-            case WaitForCallback(token=str() | CallbackToken()):
+            case WaitForCallback(token=str() | UUID() | CallbackToken()):
                 return Ending.UNREGISTERED, None, {"error": NOT_REGISTERED}
             case WaitForCallback(token=token):
                 kind = type_name(token)

@@ -8,7 +8,7 @@ import trio
 
 from awa_proto.binding import bind as bind_blocking
 from awa_proto.blocking import BlockingClient
-from awa_proto.callbacks.token import CallbackToken
+from awa_proto.callbacks.token import CallbackId
 from awa_proto.driving.awaited import bind
 from awa_proto.driving.waiting import WaitingJob
 from awa_proto.handler import JobBase, JobOperations, WaitEnd
@@ -34,13 +34,13 @@ class Job(JobBase[A_co, "Client"]):
     flush_progress = bind(JobOperations.flush_progress)
     register_callback = bind(JobOperations.register_callback)
 
-    async def wait_for_callback(self, token: CallbackToken | str, /) -> Any:
+    async def wait_for_callback(self, token: CallbackId, /) -> Any:
         """Wait for a callback of this attempt, and return what it came with; several times in a row if need be.
 
         The job is waiting_external meanwhile and keeps its slot; its deadline stands still. `Client.resume_external` ends it.
 
         Args:
-            token: What `register_callback` gave.
+            token: What `register_callback` gave, or its id.
 
         Raises:
             CallbackNotFound: The callback was replaced, or used already.

@@ -32,3 +32,14 @@ def callback_id(id: object) -> str:
         return str(UUID(id))
     except ValueError:
         raise CallbackNotFound(id[:40]) from None
+
+
+def is_id(given: object, id: str) -> bool:
+    """Whether something is this id, in whatever form it is given."""
+    text = given.id if isinstance(given, CallbackToken) else given
+    if text == id:
+        return True
+    try:
+        return callback_id(text) == id
+    except (CallbackNotFound, ValidationError):
+        return False

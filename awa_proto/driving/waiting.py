@@ -5,7 +5,7 @@ from __future__ import annotations
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from awa_proto.callbacks.token import CallbackToken
+from awa_proto.callbacks.token import CallbackId
 from awa_proto.handler import JobBase, WaitEnd
 
 A_co = TypeVar("A_co", covariant=True)
@@ -17,13 +17,13 @@ class WaitingJob(JobBase[A_co, C_co]):
 
     __slots__ = ()
 
-    def wait_for_callback(self, token: CallbackToken | str, /) -> Any:
+    def wait_for_callback(self, token: CallbackId, /) -> Any:
         """Wait for a callback of this attempt, and return what it came with; several times in a row if need be.
 
         The job is waiting_external meanwhile and keeps its slot; its deadline stands still. `Client.resume_external` ends it.
 
         Args:
-            token: What `register_callback` gave.
+            token: What `register_callback` gave, or its id.
 
         Raises:
             CallbackNotFound: The callback was replaced, or used already.

@@ -4,12 +4,14 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Never
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
+from awa_proto.callbacks.token import CallbackToken
 from awa_proto.error_text import MAX_ERROR_BYTES, clean, describe
 from awa_proto.errors import TerminalError
 from awa_proto.job import Attempt, JobState
@@ -139,6 +141,13 @@ def test_a_wait_for_what_is_no_token_says_so_and_asks_for_the_await_that_is_miss
             JobState.FAILED, Ending.UNREGISTERED, said,
         )  # fmt: skip
     coroutine.close()
+
+
+def test_a_job_waits_for_its_callback_in_whatever_form_the_id_is_given() -> None:
+    id = "0b0f5b5e-6d3c-4b39-9a55-3f1e0c6a7d21"
+    for token in (CallbackToken(id), id, id.upper(), UUID(id), f"{{{id}}}", CallbackToken(id.upper())):
+        found = conclude(attempt(), Returned(WaitForCallback(token)), AT, lambda: 0.0, callback=id)
+        assert (found.ending, found.callback) == (Ending.WAIT, id)
 
 
 @pytest.mark.parametrize("number", [1, 3])
