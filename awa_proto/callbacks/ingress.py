@@ -222,7 +222,7 @@ class Ingress:
             return _unread(refusal(405, "only POST is possible here", ("Allow", "POST")))
         signature = head.headers.get(HEADER.lower())
         if self._signatures.are_needed and not self._signatures.is_of_the_form(signature):
-            return _unread(_UNSIGNED)
+            return _unread(_FORMLESS)
         length = head.headers.get("content-length")
         if length is not None and not _LENGTH.fullmatch(length):
             return _unread(refusal(400, "Content-Length is no number"))
@@ -438,6 +438,11 @@ def _unread(answer: Answer) -> Answer:
     return Answer(answer.status, answer.body, answer.headers, ends_connection=True)
 
 
+_FORMLESS: Final = refusal(
+    401,
+    f"{HEADER} is needed: t=<whole seconds since 1970>,v1=<64 hexadecimal digits, in small letters>",
+    ("WWW-Authenticate", HEADER),
+)
 _UNSIGNED: Final = refusal(401, f"a valid {HEADER} is needed", ("WWW-Authenticate", HEADER))
 
 

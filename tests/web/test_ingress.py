@@ -321,6 +321,17 @@ def test_a_secret_with_white_space_around_it_is_refused_for_nobody_sees_it(take:
     assert take(Calls(), Request(secret="words with spaces between")).status == 401
 
 
+def test_what_has_not_the_form_of_a_signature_is_told_the_form_and_what_is_wrong_is_told_nothing(take: Take) -> None:
+    form = {
+        "error": "Awa-Signature is needed: t=<whole seconds since 1970>,v1=<64 hexadecimal digits, in small letters>"
+    }
+    in_milliseconds = GOOD.replace("t=1800000000", "t=1800000000000")
+    for header in (None, in_milliseconds, GOOD.upper(), GOOD[:-1]):
+        assert take(Calls(), Request(headers=[("awa-signature", header)])).said == form
+    for wrong in (Request(at=NOW - 301), Request(secret="another secret, long enough")):
+        assert take(Calls(), wrong).said == {"error": "a valid Awa-Signature is needed"}
+
+
 def test_why_a_signature_is_no_good_is_logged_and_not_answered(caplog: pytest.LogCaptureFixture) -> None:
     """By who runs it a clock that is wrong and a secret that is wrong are not to be mistaken for each other."""
     found = Ingress(Calls(), SECRET)
