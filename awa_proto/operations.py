@@ -242,7 +242,7 @@ class Operations(CronOperations, CallbackOperations[C], Generic[C]):
             recording.flushed(progress)
             return attempt.id in kept
 
-        return _then(self._store.record_progress([Progress(attempt, compact(progress))]), written)
+        return _then(self._store.record_progress([Progress(attempt, compact(progress))], patient=True), written)
 
     def register_callback(
         self, attempt: Attempt, timeout: float, expressions: str | None, before: str | None = None

@@ -461,8 +461,11 @@ class Store(Protocol):
         """
         ...
 
-    def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
-        """Keep what running attempts say of themselves. The ids of the jobs whose attempts still were what they were."""
+    def record_progress(self, records: Sequence[Progress], *, patient: bool = False) -> Op[list[int]]:
+        """Keep what running attempts say of themselves. The ids of the jobs whose attempts still were what they were.
+
+        An attempt that somebody is about to end, in a transaction that is open, is left out; who is patient waits for that.
+        """
         ...
 
     def beat(self, instance: int, worker: WorkerInfo) -> Op[None]:

@@ -498,7 +498,7 @@ class MemoryStore:
             self._insert(ended.follow_ups, notify=True, skip=True)
         return Verdict.ACCEPTED
 
-    def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
+    def record_progress(self, records: Sequence[Progress], *, patient: bool = False) -> Op[list[int]]:  # noqa: ARG002
         """Keep what running attempts say of themselves, each if it still is what it was."""
 
         def act() -> list[int]:

@@ -411,8 +411,8 @@ class _OneAttempt:
         claimed, self._claimed = self._claimed, None
         return _here(claimed or self._nothing)
 
-    def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
-        return self.beneath.record_progress(records)
+    def record_progress(self, records: Sequence[Progress], *, patient: bool = False) -> Op[list[int]]:
+        return self.beneath.record_progress(records, patient=patient)
 
     def finalize(self, ended: Sequence[Ended], flush: int) -> Op[Verdicts]:
         (self.ended,) = ended

@@ -33,9 +33,9 @@ class Store(MemoryStore):
         self.beats = 0
 
     @override
-    def record_progress(self, records: Any) -> Op[list[int]]:
+    def record_progress(self, records: Any, *, patient: bool = False) -> Op[list[int]]:
         self.asked.append([(record.attempt.id, record.progress) for record in records])
-        return super().record_progress(records)
+        return super().record_progress(records, patient=patient)
 
     @override
     def beat(self, instance: int, worker: WorkerInfo) -> Op[None]:

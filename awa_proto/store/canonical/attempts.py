@@ -8,31 +8,34 @@ from functools import lru_cache
 from awa_proto.plan import Plan, Statement
 from awa_proto.store import Progress
 from awa_proto.store.canonical.close import RUNNING
+from awa_proto.store.queue.attempts import free
 from awa_proto.store.queue.names import Names
 
 
 @lru_cache
-def _sql(n: Names) -> str:
+def _sql(n: Names, *, patient: bool) -> str:
     """$1 job ids, $2 leases, $3 progress."""
-    return f"""
+    held, is_free = free(n, "$1::bigint[]", patient=patient)
+    return f"""{held}
 INSERT INTO {n.s}.attempts AS a (job_id, run_lease, progress)
 SELECT p.job_id, p.lease, p.progress::json
 FROM unnest($1::bigint[], $2::bigint[], $3::text[]) p(job_id, lease, progress)
 WHERE EXISTS (SELECT FROM {n.s}.jobs_hot j WHERE j.id = p.job_id AND j.run_lease = p.lease AND j.state + 0 = {RUNNING})
+  AND {is_free}
 ORDER BY p.job_id
 ON CONFLICT (job_id) DO UPDATE SET run_lease = excluded.run_lease, progress = excluded.progress
   WHERE a.run_lease <= excluded.run_lease
 RETURNING job_id"""
 
 
-def recording(n: Names, records: Sequence[Progress]) -> Plan[list[int]]:
+def recording(n: Names, records: Sequence[Progress], patient: bool) -> Plan[list[int]]:
     """The plan: one statement, fenced by attempt."""
     told = {record.attempt.id: record for record in records}
     if not told:
         return []
     rows = yield Statement(
-        "canonical.progress",
-        _sql(n),
+        f"canonical.progress{'.patient' if patient else ''}",
+        _sql(n, patient=patient),
         (
             list(told),
             [record.attempt.run_lease for record in told.values()],

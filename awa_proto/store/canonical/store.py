@@ -86,8 +86,8 @@ class CanonicalStore(SharedStore):
 
         return dataclasses.replace(op, start=plan)
 
-    def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
-        return record_progress(self._names, records, attempts.recording)
+    def record_progress(self, records: Sequence[Progress], *, patient: bool = False) -> Op[list[int]]:
+        return record_progress(self._names, records, attempts.recording, patient=patient)
 
     def beat(self, instance: int, worker: WorkerInfo) -> Op[None]:
         return beat(self._names, instance, worker)

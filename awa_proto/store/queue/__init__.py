@@ -87,8 +87,8 @@ class QueueStore(SharedStore):
 
         return dataclasses.replace(op, start=plan)
 
-    def record_progress(self, records: Sequence[Progress]) -> Op[list[int]]:
-        return attempts.record_progress(self._names, records, canonical_attempts.recording)
+    def record_progress(self, records: Sequence[Progress], *, patient: bool = False) -> Op[list[int]]:
+        return attempts.record_progress(self._names, records, canonical_attempts.recording, patient=patient)
 
     def beat(self, instance: int, worker: WorkerInfo) -> Op[None]:
         return rescue.beat(self._names, instance, worker)

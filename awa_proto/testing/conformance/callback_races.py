@@ -20,7 +20,7 @@ from awa_proto.events import RescueReason
 from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import conclude
 from awa_proto.plan import Op, Plan, Rows, Statement
-from awa_proto.store import Cancelled, Ended, Stranded, Verdict, Wait, Waited
+from awa_proto.store import Cancelled, Ended, Progress, Stranded, Verdict, Wait, Waited
 from awa_proto.testing.conformance.callbacks import is_dead, late, outside, parking, registered, running, waiting
 from awa_proto.testing.conformance.kit import DatabaseKit, Kit, Runs, Session, together
 
@@ -272,6 +272,25 @@ async def who_uses_a_callback_in_an_open_transaction_holds_up_no_other_handler(k
             assert await worker.run(kit.store.leave(gone)) == []
             assert (await kit.job(held.id)).state is JobState.RUNNING
     for attempt in (held, other, left):
+        await kit.close(attempt)
+
+
+async def who_ends_a_job_in_an_open_transaction_holds_up_the_progress_of_no_other(kit: DatabaseKit) -> None:
+    ends, id = await running(kit)
+    other, _ = await running(kit)
+    records = [Progress(ends, '{"percent":1}'), Progress(other, '{"percent":1}')]
+    assert await kit.run(kit.store.record_progress(records)) == [ends.id, other.id]
+    async with kit.session() as user, kit.session() as worker:
+        await worker.sql("SET lock_timeout = '1s'")  # it would wait for ever else
+        for use in (outside(kit).complete_external(id), outside(kit).cancel(ends.id)):
+            await user.sql("BEGIN ISOLATION LEVEL READ COMMITTED")
+            await user.run(use)
+            assert await worker.run(kit.store.record_progress(records)) == [other.id]
+            with pytest.raises(DatabaseError):  # who asks whether the attempt is the job's still waits for the answer
+                await worker.run(kit.store.record_progress(records[:1], patient=True))
+            await user.sql("ROLLBACK")
+            assert await worker.run(kit.store.record_progress(records)) == [ends.id, other.id]
+    for attempt in (ends, other):
         await kit.close(attempt)
 
 
