@@ -21,7 +21,7 @@ from awa_proto.job import Attempt, JobState
 from awa_proto.output import MAX_BATCH_OUTPUT_BYTES
 from awa_proto.plan import Op, Plan, Rows, Statement, Value
 from awa_proto.store import Ended, Verdict, Verdicts, Waits
-from awa_proto.store.queue.home import NEW, available, scheduled
+from awa_proto.store.queue.home import NEW, available, scheduled, taker
 from awa_proto.store.queue.names import BODY, CANONICAL, PARKED, PROGRESSING, Names, own_stripe, with_key
 from awa_proto.store.queue.unique import kept, kept_out, won
 from awa_proto.unique import must_win_after_waiting, must_win_again
@@ -390,7 +390,7 @@ forgotten AS (
     elif form.into is _Into.WAITING:
         of_claims, more, shown = f"{of_claims}, ${first - 1}::text[]", ", callbacks", ", callbacks::uuid[] AS callbacks"
     return f"""
-WITH wanted AS MATERIALIZED (
+WITH {taker(n) if form.following else ""}wanted AS MATERIALIZED (
   SELECT claim_id, lease, idx::smallint[] AS idx{shown}
          {"" if form.outside else ", set_config('lock_timeout', '200ms', true)"}
   FROM {given(of_claims, alone=form.outside)}

@@ -29,6 +29,7 @@ from awa_proto.store.queue.close import (
     returns,
     wakes,
 )
+from awa_proto.store.queue.home import taker
 from awa_proto.store.queue.names import BODY, Names, body
 from awa_proto.store.queue.unique import kept, kept_out
 
@@ -140,7 +141,7 @@ def sql(n: Names, form: Form) -> str:
     taken = kept("held", "$4::smallint", "then_extra")
     follow = follow_ups(n, 15, of=of, on=mine, rotor=rotor, keyed=form.keyed, taken=taken)
     return f"""
-WITH given AS MATERIALIZED (
+WITH {taker(n) if form.following else ""}given AS MATERIALIZED (
   SELECT g.*, $3::bigint AS flush, $4::smallint AS becomes
          {"" if form.outside else ", set_config('lock_timeout', '200ms', true)"}
   FROM {given(told, alone=form.outside)} g(id, lease, count, due, at, now_extra, result, reason, duplicate)

@@ -11,11 +11,13 @@ import anyio
 
 from awa_proto.errors import DatabaseError, Failure
 from awa_proto.job import Attempt, JobState
-from awa_proto.outcome import DeadLetter
-from awa_proto.store import Cancelled, Demand, Progress, Unique, Verdict
+from awa_proto.outcome import DeadLetter, Transition
+from awa_proto.plan import Op
+from awa_proto.store import Called, Cancelled, Demand, Ended, NewJob, Progress, Unique, Verdict, Verdicts
 from awa_proto.store.canonical.store import CanonicalStore
 from awa_proto.store.canonical.switch import switch_storage
 from awa_proto.store.queue.names import CANONICAL
+from awa_proto.testing.conformance.callbacks import WAYS
 from awa_proto.testing.conformance.endings import HELD, bringing, follows
 from awa_proto.testing.conformance.kit import HOUR, OUTCOMES, RingKit, RowKit, Session, end, jobs, now, together
 from awa_proto.testing.conformance.rescue import NOW, pages, rescued
@@ -397,3 +399,46 @@ async def a_closer_that_waits_for_the_other_engine_gives_way(kit: RingKit) -> No
         await lose(closer)
         await stranger.sql("ROLLBACK")
     await kit.close(attempt, JobState.FAILED)
+
+
+async def a_client_of_canonical_storage_ends_what_is_in_the_logs_with_its_follow_ups(kit: RingKit) -> None:
+    """It took a job there by `claim_one`, or a callback came to it: follow-ups are written to where new jobs are then."""
+    there = rows(kit)
+
+    async def has_followed(what: object, verdicts: Verdicts, *, switched: bool) -> None:
+        assert (verdicts, verdicts.inserted) == ([ACCEPTED], 2), what
+        table, later = ("ready", "deferred") if switched else ("jobs_hot", "scheduled_jobs")
+        newest = await kit.sql(f"SELECT id FROM {kit.schema}.jobs WHERE kind = 'follow' ORDER BY id DESC LIMIT 2")
+        assert [await where(kit, id) for (id,) in newest] == [later, table], what
+
+    for switched, keyed in ((False, False), (False, True), (True, False), (True, True)):
+        if switched:
+            await switch(kit)
+
+        def brought(keyed: bool = keyed) -> tuple[NewJob, ...]:
+            unique = Unique(random.randbytes(16), HELD) if keyed else None
+            return (*follows(1, unique=unique), *follows(1, run_at=now() + HOUR))
+
+        for to in OUTCOMES:
+            await kit.enqueue()
+            (attempt,) = await kit.claim(1)
+            verdicts = await kit.run(there.store.finalize([bringing(attempt, to, follow_ups=brought())], kit.flush))
+            await has_followed(to, verdicts, switched=switched)
+        for way in WAYS:
+            for to, dead in (
+                (JobState.COMPLETED, None),
+                (JobState.FAILED, None),
+                (JobState.FAILED, DeadLetter.TERMINAL),
+                (JobState.AVAILABLE, None),
+            ):
+                attempt, id = await way(kit)
+                found = await kit.run(Op("find", partial(there.store.find_callback, id)))
+                assert found is not None
+                transition = Transition(to, attempt.attempt, now(), now(), dead_letter=dead)
+                called = Called(id, (found.waits,))
+                ended = Ended(found.attempt, transition, follow_ups=brought(), called=called)
+                verdicts = await kit.run(Op("end", partial(there.store.end_called, ended, kit.flush)))
+                await has_followed((way.__name__, to), verdicts, switched=switched)
+                assert (await kit.job(attempt.id)).state is to
+        for each in await kit.claim():
+            await kit.close(each)
