@@ -336,7 +336,7 @@ class CallbackOperations(Generic[C]):
         ended = _called(ended, callback, waits)
         ended = ended._replace(follow_ups=self._following(ended))
         dropped = None
-        if ended.output is not None and not (self._store.keeps_outputs and ended.attempt.segment != -1):
+        if ended.output is not None and ended.attempt.segment == -1:  # canonical storage, whatever the client is of
             dropped, ended = ended.output, ended._replace(output=None)
         verdicts = yield from self._store.end_called(ended, flush_number(self._random))
         (verdict,) = verdicts

@@ -17,7 +17,7 @@ from awa_proto.store import Called, Cancelled, Demand, Ended, NewJob, Progress, 
 from awa_proto.store.canonical.store import CanonicalStore
 from awa_proto.store.canonical.switch import switch_storage
 from awa_proto.store.queue.names import CANONICAL
-from awa_proto.testing.conformance.callbacks import WAYS
+from awa_proto.testing.conformance.callbacks import WAYS, outside
 from awa_proto.testing.conformance.endings import HELD, bringing, follows
 from awa_proto.testing.conformance.kit import HOUR, OUTCOMES, RingKit, RowKit, Session, end, jobs, now, together
 from awa_proto.testing.conformance.rescue import NOW, pages, rescued
@@ -442,3 +442,16 @@ async def a_client_of_canonical_storage_ends_what_is_in_the_logs_with_its_follow
                 assert (await kit.job(attempt.id)).state is to
         for each in await kit.claim():
             await kit.close(each)
+
+
+async def an_output_that_comes_with_a_callback_is_kept_where_its_job_is_whatever_the_client_is_of(kit: RingKit) -> None:
+    """In the logs it is, in canonical storage it is not."""
+    there = rows(kit)
+    for holder, kept in ((kit, '{"paid":995}'), (there, None)):
+        for way in WAYS:
+            for client in (kit, there):
+                attempt, id = await way(holder)
+                await kit.run(outside(client).complete_external(id, output={"paid": 995}))
+                for reader in (kit, there):
+                    job = await reader.job(attempt.id)
+                    assert (job.state, job.output_json) == (JobState.COMPLETED, kept), (way.__name__, kept)
