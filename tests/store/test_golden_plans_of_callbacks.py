@@ -117,3 +117,26 @@ def test_who_uses_one_callback_after_the_other_has_its_statements_planned_once(m
             connection.prepare_threshold = None
             found = connection.execute(b"SELECT generic_plans FROM pg_prepared_statements").fetchall()
             assert found == [(3,)], name
+
+
+@pytest.mark.parametrize("name", ["wait", "leave"])
+def test_what_a_thousand_handlers_wait_for_is_looked_up_each_by_itself(
+    million: tuple[str, Prepared], name: str
+) -> None:
+    """By the plan that is kept, for which the planner takes the arrays for ten rows: no join of each with each."""
+    statement, _ = STATEMENTS[name]
+    with connect(million[0]) as connection:
+        connection.execute(b"SET plan_cache_mode = force_generic_plan")
+        connection.execute(f"PREPARE said AS {statement.sql}".encode())
+        found = connection.execute(b"SELECT job_id, callback_id::text FROM awa.callbacks WHERE state = 1").fetchall()
+        assert len(found) == 1000
+        ids, callback_ids = zip(*found, strict=True)
+        for waited in (0.0, 5.0):  # nothing is to be written, and all of it
+            given = [list(ids), [1] * 1000, list(callback_ids), [waited] * 1000]
+            arrays = ", ".join(f"""'{{{",".join(map(str, each))}}}'""" for each in given)
+            connection.execute(b"BEGIN")
+            explain = f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) EXECUTE said ({arrays})"
+            ((explained,),) = connection.execute(explain.encode()).fetchall()
+            connection.execute(b"ROLLBACK")
+            in_vain = [node.get("Rows Removed by Join Filter", 0) for node in _nodes(explained[0]["Plan"])]
+            assert sum(in_vain) < 10_000, waited

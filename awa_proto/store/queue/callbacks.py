@@ -284,19 +284,38 @@ def heartbeat(n: Names, callback: Callback, timeout: float) -> Plan[datetime | N
 # That one waits may be written late, or never. So the worker says how long it has been in all: said again, it is the same.
 # It says so for all of its handlers at once; a row that somebody holds in an open transaction is left for another time.
 _COUNTED = "c.waited + coalesce(extract(epoch FROM clock_timestamp() - c.waits_since), 0)::float8"
-_OF_GIVEN = "c.job_id = ANY ($1::bigint[]) AND g.job_id = c.job_id AND g.run_lease = c.run_lease"
+_GIVEN = "unnest($1::bigint[], $2::bigint[], $3::text[]::uuid[], $4::float8[]) WITH ORDINALITY g"
+_SAID = {"run_lease": "g.run_lease", "callback_id": "g.callback_id", "waited": "g.waited"}
+_PLACE = "array_position($1::bigint[], c.job_id)"
+_SAID_THERE = {
+    "run_lease": f"($2::bigint[])[{_PLACE}]",
+    "callback_id": f"(($3::text[])[{_PLACE}])::uuid",
+    "waited": f"($4::float8[])[{_PLACE}]",
+}
+"""SQL: what is said of the attempt of a callback `c`, from the arrays: a join of a thousand to as many could become one of each
+with each, since the planner takes arrays for ten rows."""
 
 
 def _free(n: Names, which: str) -> str:
-    """SQL: the CTEs `given`, the attempts, and `free`, the jobs of those of their callbacks that can be written now."""
+    """SQL: the CTEs `given`, the attempts; `due`, their jobs whose callbacks are to be written; `free`, those that can be now.
+
+    which: a condition of a callback `c` and an attempt `g`, which is looked up by itself.
+    """
     return f"""
-WITH given AS MATERIALIZED (
-  SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[]::uuid[], $4::float8[])
-    WITH ORDINALITY g(job_id, run_lease, callback_id, waited, ord)
+WITH given AS MATERIALIZED (SELECT * FROM {_GIVEN}(job_id, run_lease, callback_id, waited, ord)),
+due AS MATERIALIZED (
+  SELECT g.job_id FROM given g CROSS JOIN LATERAL (
+    SELECT FROM {n.s}.callbacks c WHERE c.job_id = g.job_id AND {which} ORDER BY c.job_id LIMIT 1) c
 ),
 free AS MATERIALIZED (
-  SELECT c.job_id FROM given g, {n.s}.callbacks c WHERE {which} ORDER BY c.job_id FOR UPDATE OF c SKIP LOCKED
+  SELECT job_id FROM {n.s}.callbacks WHERE job_id = ANY (ARRAY(SELECT job_id FROM due)) ORDER BY job_id FOR UPDATE SKIP LOCKED
 )"""
+
+
+def _begins(run_lease: str, callback_id: str, waited: str) -> str:
+    """SQL: whether it is to be written of a callback `c` that its handler waits for it. The same of each attempt is said."""
+    return f"""c.run_lease = {run_lease} AND c.callback_id = {callback_id} AND c.state <> {int(Waits.PARKED)}
+      AND (c.state = {int(Waits.REGISTERED)} OR {_COUNTED} < {waited} - 1)"""
 
 
 @lru_cache
@@ -304,18 +323,16 @@ def wait_sql(n: Names) -> str:
     """$1 job ids, $2 leases, $3 callback ids, $4 seconds waited. Their place in these arrays, the state, whether it was written
     anew, the result.
 
-    Of those that wait already, or were resumed, only what was counted wrong is, by more than a second.
+    Of those that wait already, or were resumed, only what was counted wrong is, by more than a second. Of several of one job
+    the first is written.
     """
-    begins = f"""{_OF_GIVEN} AND g.callback_id = c.callback_id AND c.state <> {int(Waits.PARKED)}
-    AND (c.state = {int(Waits.REGISTERED)} OR {_COUNTED} < g.waited - 1)"""
-    return f"""{_free(n, begins)},
+    return f"""{_free(n, _begins(**_SAID))},
 begun AS (
   UPDATE {n.s}.callbacks c
   SET state = CASE c.state WHEN {int(Waits.REGISTERED)} THEN {int(Waits.IN_HANDLER)} ELSE c.state END,
-      waited = greatest({_COUNTED}, g.waited),
+      waited = greatest({_COUNTED}, {_SAID_THERE["waited"]}),
       waits_since = CASE WHEN c.state <> {int(Waits.RESUMED)} THEN clock_timestamp() END
-  FROM given g
-  WHERE c.job_id = ANY (ARRAY(SELECT job_id FROM free)) AND {begins}
+  WHERE c.job_id = ANY (ARRAY(SELECT job_id FROM free)) AND {_begins(**_SAID_THERE)}
   RETURNING c.job_id
 )
 SELECT g.ord::int - 1, c.state, c.job_id IN (SELECT job_id FROM begun), c.result::text
@@ -349,25 +366,29 @@ def wait(n: Names, waits: Sequence[Wait]) -> Op[list[Waited]]:
     return Op("wait", plan, safe_to_retry=True)
 
 
+def _leaves(run_lease: str, callback_id: str, waited: str) -> tuple[str, str]:
+    """SQL: whether a callback `c` is the one that its handler left; whether anything is to be written of that."""
+    left = f"c.state = {int(Waits.IN_HANDLER)} AND c.callback_id = {callback_id}"
+    return left, f"c.run_lease = {run_lease} AND c.state <> {int(Waits.PARKED)} AND ({left} OR c.waited < {waited})"
+
+
 @lru_cache
 def leave_sql(n: Names) -> str:
     """$1 job ids, none twice, $2 leases, $3 callback ids, $4 seconds waited, of whichever callback of the attempt it was.
 
     The places in these arrays of what is to be written still.
     """
-    left = f"c.state = {int(Waits.IN_HANDLER)} AND g.callback_id = c.callback_id"
-    leaves = f"{_OF_GIVEN} AND c.state <> {int(Waits.PARKED)} AND ({left} OR c.waited < g.waited)"
-    return f"""{_free(n, leaves)},
+    left, leaves = _leaves(**_SAID_THERE)
+    return f"""{_free(n, _leaves(**_SAID)[1])},
 gone AS (
   UPDATE {n.s}.callbacks c
   SET state = CASE WHEN {left} THEN {int(Waits.REGISTERED)} ELSE c.state END,
-      waits_since = CASE WHEN {left} THEN NULL ELSE c.waits_since END, waited = greatest(c.waited, g.waited)
-  FROM given g
+      waits_since = CASE WHEN {left} THEN NULL ELSE c.waits_since END, waited = greatest(c.waited, {_SAID_THERE["waited"]})
   WHERE c.job_id = ANY (ARRAY(SELECT job_id FROM free)) AND {leaves}
   RETURNING c.job_id
 )
-SELECT g.ord::int - 1 FROM given g, {n.s}.callbacks c WHERE {leaves} AND c.job_id NOT IN (SELECT job_id FROM gone)
-ORDER BY g.ord"""
+SELECT ord::int - 1 FROM given
+WHERE CASE WHEN job_id IN (SELECT job_id FROM due) THEN job_id NOT IN (SELECT job_id FROM gone) END ORDER BY ord"""
 
 
 def leave(n: Names, waits: Sequence[Wait]) -> Op[list[int]]:
