@@ -1,13 +1,15 @@
 """Callbacks that come while the process whose handlers they are for is killed: each job ends once, none is left waiting.
 
-A row of `callbacks` that is held makes whoever uses it wait for whoever rescues it, so that both are there when it is let go.
+What both would write is held, so that whoever uses a callback and whoever rescues its job are there when it is let go. Of a job
+whose worker is dead that is the row of `callbacks`. Rescue of late ones leaves rows that are held alone; there, the tables.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 
 import psycopg
 import pytest
@@ -27,17 +29,18 @@ WAITS, COMPLETED, FAILED = JobState.WAITING_EXTERNAL, JobState.COMPLETED, JobSta
 IN_THE_WAY = """
 INSERT INTO awa.callbacks (job_id, run_lease, callback_id, seg, claim_id, idx, timeout_at, queue)
 VALUES (%s, 0, gen_random_uuid(), 0, 0, 0, now(), 'q')"""
-HELD = "SELECT FROM awa.callbacks WHERE job_id = %s FOR UPDATE"
+THE_ROW = "SELECT FROM awa.callbacks WHERE job_id = %s FOR UPDATE"
+THE_TABLES = "LOCK TABLE awa.waiting, awa.closures, awa.jobs_hot IN SHARE MODE"
 WAITING = """
 SELECT count(DISTINCT pid)::int FROM pg_locks l JOIN pg_stat_activity a USING (pid)
 WHERE NOT l.granted AND a.datname = current_database()"""
 
 
 @contextmanager
-def held(dsn: str, sql: str, id: int) -> Iterator[None]:
+def held(dsn: str, sql: str, *given: object) -> Iterator[None]:
     """A transaction that has run a statement, and is undone at the end."""
     with psycopg.connect(dsn) as connection:
-        connection.execute(sql.encode(), (id,))
+        connection.execute(sql.encode(), given)
         yield
         connection.rollback()
 
@@ -54,10 +57,18 @@ def token(dsn: str, id: int) -> str | None:
     return rows[0][0] if rows else None
 
 
-def ends_once(member: Member, dsn: str, id: int, begin: Callable[[], object], *, rescue_first: bool) -> None:
+def ends_once(
+    member: Member,
+    dsn: str,
+    id: int,
+    held_back: AbstractContextManager[None],
+    begin: Callable[[], object],
+    *,
+    rescue_first: bool,
+) -> None:
     """A job of a dead worker, whose last attempt it is, is completed by its callback or fails by its rescue, never both.
 
-    begin: called while its callback is held.
+    held_back: holds what both write. begin: called in there, and lets rescue come.
     """
     its = token(dsn, id)
     assert its is not None
@@ -75,7 +86,7 @@ def ends_once(member: Member, dsn: str, id: int, begin: Callable[[], object], *,
             came.append(True)
 
     sender = threading.Thread(target=complete)
-    with held(dsn, HELD, id):
+    with held_back:
         begin()
         if rescue_first:
             until_waiting(1)
@@ -135,10 +146,14 @@ def test_jobs_whose_worker_is_killed_are_ended_once_by_their_callbacks_or_by_res
         member.client.task(kind="wait")(App(member.client, is_async=not member.is_sync).handler(wait))
         with ExitStack() as stack:
             other = leader(database, engine=engine)
-            ends_once(member, database, registering, lambda: stack.enter_context(other), rescue_first=True)
+            row, begin = held(database, THE_ROW, registering), lambda: stack.enter_context(other)
+            ends_once(member, database, registering, row, begin, rescue_first=True)
             for id, rescue_first in ((parked, False), (late, True), (waiting, False)):
-                member.call("heartbeat_callback", token(database, id), 0.3)  # is up when the callback is held
-                ends_once(member, database, id, lambda: None, rescue_first=rescue_first)
+                tables, its = held(database, THE_TABLES), token(database, id)
+                ends_once(
+                    member, database, id, tables, partial(member.call, "heartbeat_callback", its, 0.1),
+                    rescue_first=rescue_first,
+                )  # fmt: skip
             with member.worker({"q": 1}, liveness=QUICK) as crew:  # the one that was resumed goes on from its beginning
                 until(lambda: token(database, resumed) not in {None, old}, "another attempt")
                 with pytest.raises(awa.CallbackNotFound):
