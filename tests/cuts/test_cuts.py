@@ -7,6 +7,7 @@ leaves exactly what doing it once does.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,14 +17,19 @@ import pytest
 
 from awa_proto.cron.job import fire_of
 from awa_proto.cron.operations import fire
-from awa_proto.errors import DatabaseError, Failure
-from awa_proto.job import JobState
+from awa_proto.errors import CallbackNotFound, DatabaseError, Failure
+from awa_proto.followup import FollowUp
+from awa_proto.job import Attempt, JobState
+from awa_proto.operations import Operations
+from awa_proto.options import EnqueueRequest
+from awa_proto.outcome import Outcome
 from awa_proto.plan import Op
-from awa_proto.store import Demand, JobFilter, NewJob, Unique, Verdict, WorkerInfo
+from awa_proto.store import Demand, JobFilter, NewJob, Unique, Verdict, Wait, Waited, WorkerInfo
 from awa_proto.store.queue import QueueStore
 from awa_proto.testing.adapters import Adapter, Driver, ask, opened
+from awa_proto.testing.conformance.callbacks import parking
 from awa_proto.testing.conformance.cron import template
-from awa_proto.testing.conformance.kit import Kit, end, jobs
+from awa_proto.testing.conformance.kit import Kit, end, jobs, now
 from awa_proto.testing.conformance.rescue import rescued
 from tests.cuts.proxy import Proxy
 from tests.fleet.server import ask as ask_directly
@@ -202,6 +208,125 @@ async def whoever_asked_to_lead_and_heard_nothing_leads_or_can(cut: Cut) -> None
     await cut.kit.run(cut.kit.store.resign(mine))
 
 
+async def _runs(cut: Cut) -> tuple[Attempt, str]:
+    """An attempt with a callback."""
+    await cut.enqueue()
+    (attempt,) = await cut.kit.claim(1, cut.queue)
+    found = await cut.kit.run(cut.kit.store.register_callback(attempt, 3600.0, None))
+    assert found is not None
+    return attempt, found.id
+
+
+async def _waits(cut: Cut) -> tuple[Attempt, str]:
+    """One whose handler waits for it."""
+    attempt, id = await _runs(cut)
+    assert await cut.kit.run(cut.kit.store.wait([Wait(attempt, id)])) == [Waited(is_over=False)]
+    return attempt, id
+
+
+async def _is_parked(cut: Cut) -> tuple[Attempt, str]:
+    """One that was parked for it."""
+    attempt, id = await _runs(cut)
+    assert await cut.kit.finalize(parking(attempt, id)) == [Verdict.ACCEPTED]
+    return attempt, id
+
+
+def _used(
+    has: Callable[[Cut], Awaitable[tuple[Attempt, str]]], call: str, state: str, count: int, *, follows: bool
+) -> Story:
+    """The outside world uses a callback, hears nothing, and says so again."""
+
+    async def story(cut: Cut) -> None:
+        attempt, id = await has(cut)
+        before = await cut.states()
+        calls = _outside(cut)
+        arguments = ("no",) if call == "fail_external" else ()
+        done = await cut.tried(getattr(calls, call)(id, *arguments))
+        if cut.says_nothing_was_done:
+            assert await cut.states() == before
+        try:
+            again = await cut.kit.run(getattr(calls, call)(id, *arguments))
+        except CallbackNotFound:
+            again = None
+            assert not cut.says_nothing_was_done
+        assert not (done and again), "it was used twice"
+        assert await cut.states() == [(state, count)]
+        followed = await cut.kit.run(cut.kit.store.list_jobs(JobFilter(queue=f"{cut.queue} next")))
+        assert len(followed) == follows
+        with pytest.raises(CallbackNotFound):
+            await cut.kit.run(calls.resume_external(id))
+        if state == "running":
+            assert await cut.kit.run(cut.kit.store.wait([Wait(attempt, id)])) == [Waited(is_over=True, result="null")]
+            assert await cut.kit.finalize(end(attempt)._replace(flushed=True)) == [Verdict.ACCEPTED]
+        elif state == "available":
+            (attempt,) = await cut.kit.claim(1, cut.queue)
+            await cut.kit.close(attempt)
+        assert ask_directly(cut.dsn, "SELECT count(*) FROM awa.callbacks WHERE job_id = %s", attempt.id) == [(0,)]
+
+    story.__name__ = f"{call} of one that {has.__name__.strip('_').replace('_', ' ')} is done once".replace(" ", "_")
+    return story
+
+
+def _outside(cut: Cut) -> Any:
+    """The calls of a client that makes a follow-up of whatever becomes of a job by its callback."""
+
+    def follow(*_: object) -> EnqueueRequest:
+        return EnqueueRequest({}).kind("next").queue(f"{cut.queue} next")
+
+    registered = {
+        "count": {outcome: [FollowUp(outcome, "count", None, follow, json.loads)] for outcome in Outcome},
+    }
+    return Operations(cut.kit.store, {}, "awa", now, random=lambda: 0.5, registered=registered)
+
+
+async def a_registration_that_is_repeated_is_one(cut: Cut) -> None:
+    await cut.enqueue()
+    (attempt,) = await cut.kit.claim(1, cut.queue)
+    before: str | None = None
+    for _ in range(2):
+        op = cut.kit.store.register_callback(attempt, 3600.0, None, before)
+        first = await cut.tried(op)
+        again = first or await cut.kit.run(op)
+        assert again is not None
+        assert again.id != before
+        late = await cut.kit.run(op)
+        assert late is not None
+        assert late.id == again.id
+        before = again.id
+    assert await cut.kit.finalize(parking(attempt, str(before))) == [Verdict.ACCEPTED]
+    assert await cut.states() == [("waiting_external", 1)]
+
+
+async def waiting_leaving_and_parking_are_repeated_at_will(cut: Cut) -> None:
+    attempt, id = await _runs(cut)
+    store, run = cut.kit.store, cut.kit.run
+    wait = [Wait(attempt, id, 1.0)]
+    for _ in range(2):
+        await cut.tried(store.wait(wait))
+        assert await run(store.wait(wait)) == [Waited(is_over=False)]
+        assert await cut.states() == [("waiting_external", 1)]
+        await cut.tried(store.leave(wait))
+        assert await run(store.leave(wait)) == []
+        assert await cut.states() == [("running", 1)]
+    flush, ended = cut.kit.flush, parking(attempt, id)
+    await cut.tried(store.finalize([ended], flush))
+    assert await cut.kit.finalize(ended, flush=flush) == [Verdict.ACCEPTED]
+    assert await cut.states() == [("waiting_external", 1)]
+    await run(store.find_expired(10))
+    await run(_outside(cut).heartbeat_callback(id, 0.0))
+    page = await cut.tried(store.find_expired(1000))
+    if page is None:
+        page = await run(store.find_expired(1000))
+    ((found, called),) = [each for each in page.stranded if each[0].attempt.id == attempt.id]
+    rescue = rescued(found)._replace(called=called)
+    flush = cut.kit.flush
+    await cut.tried(store.finalize([rescue], flush))
+    (verdict,) = await cut.kit.finalize(rescue, flush=flush)
+    job = await cut.kit.job(attempt.id)
+    assert (job.state, job.attempt, len(job.errors)) == (JobState.RETRYABLE, 1, 1)
+    assert verdict in {Verdict.ACCEPTED, Verdict.STALE}
+
+
 ON_LANES: list[Story] = [
     a_claim_is_adopted_or_was_none,
     results_that_are_sent_again_are_accepted_once_and_so_are_their_follow_ups,
@@ -210,12 +335,20 @@ ON_LANES: list[Story] = [
     a_cron_job_fires_once,
     a_beat_and_a_registration_are_repeated_at_will,
     whoever_asked_to_lead_and_heard_nothing_leads_or_can,
+    a_registration_that_is_repeated_is_one,
+    waiting_leaving_and_parking_are_repeated_at_will,
 ]
 """What a worker does, whose lanes run an Op once."""
 OF_CLIENTS: list[Story] = [
     an_insert_may_have_been_committed_and_never_when_the_error_says_so,
     an_insert_of_a_unique_job_is_safe_to_repeat,
     a_copy_is_whole_or_not_there,
+    _used(_runs, "complete_external", "completed", 1, follows=True),
+    _used(_runs, "resume_external", "running", 1, follows=False),
+    _used(_waits, "fail_external", "failed", 1, follows=True),
+    _used(_is_parked, "complete_external", "completed", 1, follows=True),
+    _used(_is_parked, "retry_external", "available", 0, follows=True),
+    _used(_is_parked, "resume_external", "available", 0, follows=False),
 ]
 """What a client does, which runs an Op again by itself where that is right."""
 
