@@ -149,7 +149,7 @@ parking AS MATERIALIZED (
 ),
 begun AS (
   UPDATE {n.s}.callbacks c SET state = 2, waits_since = clock_timestamp()
-  WHERE c.job_id = ANY (ARRAY(SELECT id FROM parking WHERE waits = 2 AND id IN ({which})))
+  WHERE c.job_id = ANY (ARRAY(SELECT id FROM parking WHERE waits = 2 AND CASE WHEN id IN ({which}) THEN true END))
 ),
 spent AS (
   DELETE FROM {n.s}.callbacks c
@@ -158,6 +158,12 @@ spent AS (
 {_update(n, "going", _PARKED, which).lstrip().replace("FROM held h", "FROM parking h")}"""
 
 
+_OF_THEIR_CALLBACKS = """
+held AS MATERIALIZED (   -- of which nobody can use the callback any more; as a CASE, so that what is looked up is hashed once
+  SELECT * FROM open o
+  WHERE CASE WHEN (o.id, o.run_lease, o.callback) IN (SELECT job_id, run_lease, callback_id FROM locked) THEN true END
+),"""
+"""SQL: of attempts that are to be parked, those whose newest callback is the one they would wait for."""
 _RESUMED = RESULT.replace("then_extra", "h.then_extra").replace("result::", "h.result::")
 _PARKED = f"""state = CASE h.waits WHEN 3 THEN {CODES[JobState.AVAILABLE]} ELSE $4::smallint END,
       finalized_at = NULL, attempt = h.count - CASE h.waits WHEN 3 THEN 1 ELSE 0 END,
@@ -236,7 +242,7 @@ def sql(n: Names, form: Form) -> str:
     told, names = "$1::bigint[], $2::bigint[]", "id, lease"
     if not lean:
         told += ", $5::smallint[], $6::timestamptz[], $7::timestamptz[], $8::text[],\n"
-        told += "       $9::text[], $10::text[], $11::text[]"
+        told += "       $9::text[], $10::text[], $11::text[]::uuid[]"
         names += ", count, due, at, now_extra, reason, duplicate, callback"
     first = 5 if lean else 12
     runs_again = {
@@ -253,7 +259,8 @@ def sql(n: Names, form: Form) -> str:
     taken = None if lean else kept("held", _becomes(form), "then_extra")
     of, rotor = ("bigint", "bigint"), "$3::bigint"
     follow = follow_ups(n, first, of=of, on=mine, rotor=rotor, keyed=form.keyed, taken=taken)
-    more = "g.count, g.due, g.at, g.reason, g.duplicate, coalesce(g.now_extra::json, j.extra) AS then_extra"
+    more = "g.callback, " if form.into is _Into.WAITING else ""
+    more += "g.count, g.due, g.at, g.reason, g.duplicate, coalesce(g.now_extra::json, j.extra) AS then_extra"
     duplicates = "coalesce(cancelled, false) OR id IN (SELECT id FROM kept_out)" if form.returning else "false"
     forgotten = f"""
 forgotten AS (
@@ -277,27 +284,29 @@ locked AS MATERIALIZED (
     if form.called:
         runs = f"""j.state IN ({RUNNING}, {CODES[JobState.WAITING_EXTERNAL]})
     AND EXISTS (SELECT FROM locked l WHERE l.job_id = j.id AND l.run_lease = j.run_lease)"""
-    still = " AND EXISTS (SELECT FROM locked l WHERE l.job_id = g.id AND l.run_lease = g.lease)" if form.called else ""
+    # as a CASE, so that what is looked up is hashed once
+    still = " AND CASE WHEN (g.id, g.lease) IN (SELECT job_id, run_lease FROM locked) THEN true ELSE false END"
+    still = still if form.called else ""
     unregistered = "false"
     if form.into is _Into.WAITING:
-        own = "l.job_id = g.id AND l.run_lease = g.lease AND l.callback_id = g.callback::uuid"
-        still = f" AND EXISTS (SELECT FROM locked l WHERE {own})"
-        runs += still
+        own = "(g.id, g.lease, g.callback) IN (SELECT job_id, run_lease, callback_id FROM locked)"
+        still = f" AND CASE WHEN {own} THEN true ELSE false END"
         unregistered = f"bool_or(k.state = {RUNNING} AND k.run_lease = g.lease AND NOT{still.removeprefix(' AND')})"
         unregistered = f"coalesce({unregistered}, false)"
     if locks:
         runs += " AND (SELECT count(*) FROM locked) >= 0"
+    found, with_callback = ("open", _OF_THEIR_CALLBACKS) if form.into is _Into.WAITING else ("held", "")
     return f"""
 WITH {taker(n) if form.following else ""}given AS MATERIALIZED (
   SELECT g.*, $4::smallint AS becomes{"" if form.outside else ", set_config('lock_timeout', '200ms', true)"}
   FROM {given(told, alone=form.outside)} g({names})
 ),{locked if locks else ""}
-held AS MATERIALIZED (
+{found} AS MATERIALIZED (
   SELECT {f"j.id{', j.state' if form.outside else ''}" if lean else f"j.*, {more}"}
   FROM {n.s}.jobs_hot j JOIN given g ON g.id = j.id AND g.lease = j.run_lease
   WHERE j.id = ANY ($1::bigint[]) AND {runs}
   ORDER BY j.id FOR UPDATE OF j
-),{_write(n, form)}{follow if form.following else ""}{forgotten if forgets else ""}
+),{with_callback}{_write(n, form)}{follow if form.following else ""}{forgotten if forgets else ""}
 verdict AS MATERIALIZED (   -- of those not ended now: as it was before this statement
   SELECT g.id, g.lease, f.id IS NOT NULL AS fresh, bool_or(k.state = {RUNNING} AND k.run_lease = g.lease{still}) AS running,
          bool_or(k.state = {CODES[JobState.CANCELLED]} AND k.run_lease = g.lease) AS cancelled,
