@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from awa_proto import extra
 from awa_proto import output as outputs
@@ -167,11 +167,17 @@ class JobPage(list[JobRow], Generic[C]):
         self.next: C | None = following
 
 
+CANONICAL: Final = -1
+"""What attempts of canonical storage have instead of a segment."""
+PARKED: Final = -2
+"""What attempts have instead of a segment that have ended, of jobs that wait for a callback."""
+
+
 class Attempt(NamedTuple):
     """One claimed run of a job, as the rows of a claim bring it. `(id, run_lease)` is its fence.
 
-    segment, claim_id, idx: where queue storage keeps it. Of canonical storage they are -1, the run_lease and 0; the model has
-    no segments.
+    segment, claim_id, idx: where queue storage keeps it. Of canonical storage they are CANONICAL, the run_lease and 0; the
+    model has no segments.
     args: JSON text as enqueued. extra: JSON text of what few jobs have, or None; see `awa_proto.extra`.
     attempt: the number of this attempt, from 1.
     """

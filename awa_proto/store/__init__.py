@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from awa_proto.extra import afresh, after_attempt, with_result
 from awa_proto.health import StoreHealth
@@ -122,6 +122,12 @@ class Claimed:
     version: int
     now: datetime
     again: frozenset[tuple[str, int]] = frozenset()
+
+
+PROMOTE_HINT: Final = 5.0
+"""Seconds. A deferred job due sooner is told to sleeping workers, which look at what is deferred about that often."""
+EXPIRY_HINT: Final = 5.0
+"""Seconds. A callback that is due sooner is told to the leader, which looks for those that are late about that often."""
 
 
 class Waits(IntEnum):

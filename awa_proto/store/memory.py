@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from awa_proto import extra as extras
@@ -26,10 +26,12 @@ from awa_proto.cron.registration import digest
 from awa_proto.cron.schedule import Schedule
 from awa_proto.errors import UniqueConflict, ValidationError
 from awa_proto.health import InstanceHealth, RingHealth, StoreHealth
-from awa_proto.job import Attempt, DlqCursor, JobPage, JobRow, JobState
+from awa_proto.job import PARKED, Attempt, DlqCursor, JobPage, JobRow, JobState
 from awa_proto.outcome import DeadLetter
 from awa_proto.plan import Op, Plan
 from awa_proto.store import (
+    EXPIRY_HINT,
+    PROMOTE_HINT,
     Callback,
     Called,
     Cancelled,
@@ -68,12 +70,6 @@ DEFERRED = frozenset({JobState.SCHEDULED, JobState.RETRYABLE})
 _FAILED = frozenset({JobState.FAILED, JobState.CANCELLED})
 _WAITING = DEFERRED | {JobState.AVAILABLE, JobState.WAITING_EXTERNAL}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-PROMOTE_HINT = 5.0
-"""Seconds. A deferred job due sooner is told to sleeping workers, which look at what is deferred about that often."""
-EXPIRY_HINT: Final = 5.0
-"""Seconds. A callback that is due sooner is told to the leader, which looks for those that are late about that often."""
-PARKED: Final = -2
-"""What attempts have instead of a segment that have ended, of jobs that wait for a callback."""
 _BY_A_PERSON = -1
 """The flush of a closure that no worker wrote."""
 

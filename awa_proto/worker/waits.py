@@ -68,9 +68,6 @@ class Waiter:
         most = min(config_poll(context), context.config.liveness.heartbeat_interval / 2)
         self._backoff = Backoff(min(0.02, most), most, context.random)
 
-    def __len__(self) -> int:
-        return len(self._waits)
-
     def ask(self, event: WaitAsked, now: float) -> None:
         """A handler begins to wait."""
         attempt = event.attempt

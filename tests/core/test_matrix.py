@@ -14,13 +14,12 @@ from awa_proto.callbacks.token import CallbackToken
 from awa_proto.errors import OutputError, StagingError, TerminalError
 from awa_proto.followup import FollowUps, follow_up
 from awa_proto.intake import Intake
-from awa_proto.job import Attempt, JobState
+from awa_proto.job import CANONICAL, Attempt, JobState
 from awa_proto.options import EnqueueRequest
 from awa_proto.outcome import Cancel, Completed, Ending, Outcome, Raised, RetryAfter, Returned, Snooze, WaitForCallback
 from awa_proto.recording import Recording
 from awa_proto.store import Ended
 from awa_proto.store.memory import MemoryStore
-from awa_proto.store.queue.names import CANONICAL
 from awa_proto.worker.clock import DatabaseClock
 from awa_proto.worker.config import QueueConfig, WorkerConfig
 from awa_proto.worker.context import Context

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from awa_proto.job import JobState
+from awa_proto.job import PARKED, JobState
 from awa_proto.outcome import DeadLetter, Outcome, Transition
 from awa_proto.plan import Statement
 from awa_proto.schema import script
 from awa_proto.store import Called, Ended, Waits
 from awa_proto.store.queue import callbacks, close, parked, people
-from awa_proto.store.queue.names import PARKED, Names
+from awa_proto.store.queue.names import Names
 from tests.conformance.session import connect
 from tests.store.test_golden_plans import ATTEMPT, JIT_ABOVE_COST, NOW, Prepared, _close, _nodes
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from awa_proto.job import Attempt, JobState
+from awa_proto.job import CANONICAL, Attempt, JobState
 from awa_proto.plan import Op, Plan, Rows, Statement
 from awa_proto.store import Claimed, Demand
 from awa_proto.store.canonical.persistent import persistently
 from awa_proto.store.queue.close import CODES
-from awa_proto.store.queue.names import CANONICAL, Names
+from awa_proto.store.queue.names import Names
 
 LIMIT = 1000
 """Most jobs a claim takes from one queue. A constant outside of LIMIT n keeps the cost that the planner sees small."""

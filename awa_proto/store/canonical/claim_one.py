@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from awa_proto.job import Attempt
+from awa_proto.job import CANONICAL, Attempt
 from awa_proto.plan import Plan, Statement
 from awa_proto.store import Claimed
 from awa_proto.store.canonical.close import RUNNING
-from awa_proto.store.queue.names import BODY, CANONICAL, Names, body
+from awa_proto.store.queue.names import BODY, Names, body
 
 
 @lru_cache

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from awa_proto.job import Attempt
+from awa_proto.job import CANONICAL, Attempt
 from awa_proto.plan import Op, Plan, Rows, Statement
 from awa_proto.store import Place, StrandedPage
 from awa_proto.store.canonical.close import RUNNING
-from awa_proto.store.queue.names import CANONICAL, PROGRESSING, Names
+from awa_proto.store.queue.names import PROGRESSING, Names
 from awa_proto.store.queue.rescue import forgetting, stranded
 
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
+from awa_proto.job import CANONICAL
 from awa_proto.plan import Op, Plan, Statement
 from awa_proto.store import Progress
-from awa_proto.store.queue.names import CANONICAL, Names
+from awa_proto.store.queue.names import Names
 
 
 def free(n: Names, ids: str, *, patient: bool) -> tuple[str, str]:

@@ -13,9 +13,10 @@ from functools import lru_cache
 from typing import Any
 
 from awa_proto.extra import compact, decode
-from awa_proto.job import Attempt
+from awa_proto.job import CANONICAL, PARKED, Attempt
 from awa_proto.plan import Op, Plan, Row, Rows, Statement
 from awa_proto.store import (
+    EXPIRY_HINT,
     Callback,
     Called,
     Ended,
@@ -32,12 +33,10 @@ from awa_proto.store.canonical.close import RUNNING
 from awa_proto.store.canonical.close import finalizing as canonical_finalizing
 from awa_proto.store.canonical.persistent import persistently
 from awa_proto.store.queue.close import statement as closing
-from awa_proto.store.queue.names import CANONICAL, FEW_CLOSURES, PARKED, PROGRESSING, Names
+from awa_proto.store.queue.names import FEW_CLOSURES, PROGRESSING, Names
 from awa_proto.store.queue.parked import WAITING
 from awa_proto.store.queue.parked import finalizing as parked_finalizing
 
-EXPIRY_HINT = 5.0
-"""Seconds. A callback that is due sooner is told to the leader, which looks for those that are late about that often."""
 _MOST_LOOKS = 10
 
 

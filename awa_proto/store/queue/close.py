@@ -17,12 +17,12 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from awa_proto.extra import size_of
-from awa_proto.job import Attempt, JobState
+from awa_proto.job import CANONICAL, PARKED, Attempt, JobState
 from awa_proto.output import MAX_BATCH_OUTPUT_BYTES
 from awa_proto.plan import Op, Plan, Rows, Statement, Value
 from awa_proto.store import Ended, Verdict, Verdicts, Waits
 from awa_proto.store.queue.home import NEW, available, scheduled, taker
-from awa_proto.store.queue.names import BODY, CANONICAL, PARKED, PROGRESSING, Names, own_stripe, with_key
+from awa_proto.store.queue.names import BODY, PROGRESSING, Names, own_stripe, with_key
 from awa_proto.store.queue.unique import kept, kept_out, won
 from awa_proto.unique import must_win_after_waiting, must_win_again
 

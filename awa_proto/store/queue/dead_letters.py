@@ -13,11 +13,10 @@ from awa_proto.errors import UniqueConflict
 from awa_proto.job import DlqCursor, JobPage, JobRow, JobState
 from awa_proto.outcome import DeadLetter
 from awa_proto.plan import Op, Plan, Rows, Statement
-from awa_proto.store import Selection
+from awa_proto.store import PROMOTE_HINT, Selection
 from awa_proto.store.canonical import people as canonical
 from awa_proto.store.canonical.close import trace
 from awa_proto.store.queue.close import CODES
-from awa_proto.store.queue.enqueue import PROMOTE_HINT
 from awa_proto.store.queue.home import available, scheduled, taker
 from awa_proto.store.queue.names import BODY, LETTER_AFRESH, NO_LETTER, NO_OUTPUT, Names, body
 from awa_proto.store.queue.reads import COLUMNS, JOB, beside, job_row, listed

@@ -16,15 +16,12 @@ from typing import Any, NamedTuple
 from awa_proto.errors import DatabaseError, UniqueConflict
 from awa_proto.job import JobRow, JobState
 from awa_proto.plan import Copy, Op, Plan, Statement
-from awa_proto.store import NewJob, Unique
+from awa_proto.store import PROMOTE_HINT, NewJob, Unique
 from awa_proto.store.queue.home import NEW, available, canonical_is_open, scheduled, taker
 from awa_proto.store.queue.names import Names
 from awa_proto.store.queue.reads import get_jobs
 from awa_proto.store.queue.unique import win, won
 from awa_proto.unique import refuse_repeated
-
-PROMOTE_HINT = 5.0
-"""Seconds. A deferred job due sooner than this is told to sleeping workers, which look at `deferred` about that often."""
 
 
 @lru_cache

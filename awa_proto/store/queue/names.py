@@ -8,12 +8,6 @@ from functools import cached_property
 
 from awa_proto.schema import channel, lock_seed, quoted
 
-CANONICAL = -1
-"""What attempts of canonical storage have instead of a segment."""
-
-PARKED = -2
-"""What attempts have instead of a segment that have ended, of jobs that wait for a callback."""
-
 BODY = "priority, stripe, attempt, max_attempts, run_lease, run_at, created_at, queue, kind, args, extra"
 """The immutable body of a job, which every table has and every move carries."""
 

@@ -21,16 +21,15 @@ from functools import lru_cache
 from typing import Final
 
 from awa_proto.errors import DatabaseError, Failure
-from awa_proto.job import Attempt
+from awa_proto.job import CANONICAL, Attempt
 from awa_proto.plan import Op, Plan, Statement
-from awa_proto.store import Claimed, Demand, Place, Promoted, Ring, StrandedPage
+from awa_proto.store import PROMOTE_HINT, Claimed, Demand, Place, Promoted, Ring, StrandedPage
 from awa_proto.store.canonical import claim as canonical
 from awa_proto.store.canonical.close import trace
 from awa_proto.store.canonical.persistent import persistently
 from awa_proto.store.queue import claim as logs
 from awa_proto.store.queue import promote as deferred
-from awa_proto.store.queue.enqueue import PROMOTE_HINT
-from awa_proto.store.queue.names import BODY, CANONICAL, Names
+from awa_proto.store.queue.names import BODY, Names
 
 _HALF: Final = 0.5
 _PASSING: Final = frozenset({Failure.BUSY, Failure.TRANSIENT, Failure.REFUSED, Failure.TIMED_OUT, Failure.RESTORED})

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from awa_proto.job import JobState
+from awa_proto.job import CANONICAL, JobState
 from awa_proto.plan import Op, Plan
 from awa_proto.store import Cancelled, Selection, Unique
 from awa_proto.store.canonical.switch import storage_status
-from awa_proto.store.queue.names import CANONICAL
 from awa_proto.testing.conformance.dead_letters import failed
 from awa_proto.testing.conformance.endings import HELD, bringing, follows
 from awa_proto.testing.conformance.kit import HOUR, RingKit, end, jobs, now

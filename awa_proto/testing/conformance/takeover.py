@@ -10,13 +10,12 @@ from functools import partial
 import anyio
 
 from awa_proto.errors import DatabaseError, Failure
-from awa_proto.job import Attempt, JobState
+from awa_proto.job import CANONICAL, Attempt, JobState
 from awa_proto.outcome import DeadLetter, Transition
 from awa_proto.plan import Op
 from awa_proto.store import Called, Cancelled, Demand, Ended, NewJob, Progress, Unique, Verdict, Verdicts
 from awa_proto.store.canonical.store import CanonicalStore
 from awa_proto.store.canonical.switch import switch_storage
-from awa_proto.store.queue.names import CANONICAL
 from awa_proto.testing.conformance.callbacks import WAYS, outside
 from awa_proto.testing.conformance.endings import HELD, bringing, follows
 from awa_proto.testing.conformance.kit import HOUR, OUTCOMES, RingKit, RowKit, Session, end, jobs, now, together
