@@ -196,3 +196,8 @@ class Attempt(NamedTuple):
     run_at: datetime
     created_at: datetime
     extra: str | None
+
+    @property
+    def keeps_output(self) -> bool:
+        """Whether its output is stored, in error entries too. Canonical storage has no place for it, whoever works the job."""
+        return self.segment != CANONICAL

@@ -33,7 +33,7 @@ from awa_proto.extra import compact, size_of
 from awa_proto.flush import flush_number
 from awa_proto.followup import FollowUp, FollowUps
 from awa_proto.intake import Intake
-from awa_proto.job import CANONICAL, JobRow, JobState
+from awa_proto.job import JobRow, JobState
 from awa_proto.options import whole
 from awa_proto.outcome import DeadLetter, Ending, Outcome, Seconds, Transition, rfc3339, seconds
 from awa_proto.plan import Op, Plan
@@ -336,9 +336,7 @@ class CallbackOperations(Generic[C]):
         ended = _called(ended, callback, waits)
         ended = ended._replace(follow_ups=self._following(ended))
         dropped = None
-        if (
-            ended.output is not None and ended.attempt.segment == CANONICAL
-        ):  # canonical storage, whatever the client is of
+        if ended.output is not None and not ended.attempt.keeps_output:
             dropped, ended = ended.output, ended._replace(output=None)
         verdicts = yield from self._store.end_called(ended, flush_number(self._random))
         (verdict,) = verdicts

@@ -62,7 +62,7 @@ class Endings:
         """What is written of an attempt that did more than complete."""
         if recording is not None and recording.refused is not None and completes(ended):
             ended = Raised(recording.refused)
-        for_entry = recording.output if recording is not None and self._keeps_outputs(attempt) else None
+        for_entry = recording.output if recording is not None and attempt.keeps_output else None
         callback = None if recording is None else recording.callback
         transition = self._conclude(attempt, ended, at, now, for_entry, callback)
         ending = transition.ending or Ending.COMPLETED
@@ -113,7 +113,7 @@ class Endings:
             Raised(error),
             at,
             self._context.random,
-            output=(ended.output if self._keeps_outputs(attempt) else None)
+            output=(ended.output if attempt.keeps_output else None)
             or (compact(entry["output"]) if "output" in entry else None),
             dead_letters=self._context.config.keeps_dead_letters(attempt.queue),
         )
@@ -126,13 +126,12 @@ class Endings:
 
     def written(self, accepted: Sequence[Ended], now: float) -> None:
         """These recorded something and were accepted: count what became of it."""
-        keeps = self._context.store.keeps_outputs
         kept: dict[tuple[str, str, str], list[int]] = {}
         for ended in accepted:
             attempt, recording, output = ended.attempt, ended.recording, ended.output
             assert recording is not None
             outcome = "completed"
-            if output is None or recording.dropped or not keeps or attempt.segment < 0:  # not as most are
+            if output is None or recording.dropped or not attempt.keeps_output:  # not as most are
                 if self._loses(ended, recording, now) or recording.output is None:
                     continue
                 if output is None:
@@ -185,10 +184,6 @@ class Endings:
             reason = ResultRefused(f"how the handler ended could not be read ({type(error).__name__})")
             return conclude(attempt, Raised(reason), at, random, output=output, dead_letters=buries)
 
-    def _keeps_outputs(self, attempt: Attempt) -> bool:
-        """Whether the engine that the attempt ends in stores outputs; canonical storage does not, in error entries neither."""
-        return attempt.segment >= 0 and self._context.store.keeps_outputs
-
     def _why_dropped(self, ended: Ended) -> str | None:
         """Why the output of an attempt is stored nowhere; None when it is."""
         match TABLE[ended.transition.ending or Ending.COMPLETED].output:
@@ -197,7 +192,7 @@ class Endings:
             case Output.ABANDONED:
                 return "abandoned"
             case Output.JOB | Output.ENTRY:
-                return None if self._keeps_outputs(ended.attempt) else "canonical"
+                return None if ended.attempt.keeps_output else "canonical"
 
     def _loses(self, ended: Ended, recording: Recording, now: float) -> bool:
         """Tell what an attempt recorded that is kept nowhere. Whether its output is among that."""

@@ -33,3 +33,28 @@ def test_a_client_keeps_its_jobs_in_its_engine_and_its_workers_work_them(flavour
     assert held(database) == {"ready": 0, "deferred": 0, "jobs_hot": 9, "scheduled_jobs": 0}
     FLAVOURS[flavour](database, lambda client: client.insert({"kind": "k"}), engine="queue")
     assert held(database)["ready"] == 1
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_the_output_of_a_job_that_another_engine_holds_is_kept_where_that_one_keeps_outputs(
+    flavour: str, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def enqueue(client: Any) -> None:
+        await client.insert_many([{"kind": "good"}, {"kind": "bad"}])
+
+    async def scenario(client: Any) -> None:
+        app = App(client, is_async=not flavour.startswith("sync"))
+
+        @app.task(kind="bad")
+        def bad(job: Any) -> None:
+            job.set_output({"rows": 3})
+            raise RuntimeError("after three rows")
+
+        app.task(kind="good")(lambda job: job.set_output({"rows": 3}))
+        good = await app.test.work_one("good")
+        assert (good.outcome, good.job.output) == ("completed", {"rows": 3})
+        assert (await app.test.work_one("bad")).job.error_output_as(dict) == {"rows": 3}
+
+    FLAVOURS[flavour](database, enqueue, engine="queue")
+    FLAVOURS[flavour](database, scenario, engine="canonical")
+    assert [record.message for record in caplog.records if "output" in record.message] == []
