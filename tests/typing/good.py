@@ -203,7 +203,7 @@ def every_result_is_known(result: awa.Result) -> str:
         case awa.Cancel(reason=reason):
             return reason
         case awa.WaitForCallback(token=token):
-            return token if isinstance(token, str) else token.id
+            return token.id if isinstance(token, awa.CallbackToken) else str(token)
         case _:
             assert_never(result)
 
