@@ -22,8 +22,8 @@ def _sql(n: Names) -> str:
     AND NOT EXISTS (SELECT FROM {n.s}.queues q WHERE q.queue = r.queue AND q.paused_at IS NOT NULL)"""
     now = "statement_timestamp()"
     lease = "greatest(r.run_lease + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
-    deadline = "clock_timestamp() + (r.extra->>'deadline')::float8 * interval '1 s'"
-    running = f"{RUNNING}, $5::bigint, clock_timestamp(), {deadline}"
+    deadline = f"{now} + (r.extra->>'deadline')::float8 * interval '1 s'"
+    running = f"{RUNNING}, $5::bigint, {now}, {deadline}"
     attempt = "id, run_lease, queue, priority, kind, args, attempt, max_attempts, run_at, created_at, extra"
     return f"""
 WITH hot AS MATERIALIZED (
