@@ -35,7 +35,8 @@ chaos: .venv/.has-test
 	AWA_CHAOS_SEED=$${AWA_CHAOS_SEED:-$$(date +%s)} AWA_CHAOS_KILLS=25 AWA_CHAOS_RESTARTS=5 AWA_CHAOS_CRASHES=10 \
 		$(BIN)/python -m pytest tests/chaos -rP $(CHAOS_ARGS)
 
-# Another Python: what needs no server, and a smoke test of what does. `found` is empty where that Python is missing.
+# Another Python: what needs no server, with fewer lives of the simulator, and a smoke test of what does. `found` is empty where
+# that Python is missing.
 test-3.%:
 	@found=$$(for p in python3.$* "$$(pyenv root 2>/dev/null)"/versions/3.$*.*/bin/python; do \
 		"$$p" -c '' 2>/dev/null && echo "$$p" && break; done); \
@@ -43,7 +44,8 @@ test-3.%:
 	elif [ "$$($(BIN)/python -c 'import sys; print(sys.version_info[1])')" = "$*" ]; then :; \
 	else $(MAKE) --no-print-directory .venv-3.$*/.has-test PYTHON="$$found" && \
 		echo "Python 3.$*:" && \
-		.venv-3.$*/bin/python -m pytest -q $(PYTEST_ARGS) -m "smoke or not (database or slow or chaos)"; fi
+		AWA_SIMULATOR_SEEDS=$${AWA_SIMULATOR_SEEDS:-1000} .venv-3.$*/bin/python -m pytest -q $(PYTEST_ARGS) \
+			-m "smoke or not (database or slow or chaos)"; fi
 
 check: .venv/.has-check
 	$(BIN)/ruff check .
