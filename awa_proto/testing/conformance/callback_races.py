@@ -21,7 +21,7 @@ from awa_proto.job import Attempt, JobState
 from awa_proto.outcome import conclude
 from awa_proto.plan import Op, Plan, Rows, Statement
 from awa_proto.store import Cancelled, Ended, Progress, Stranded, Verdict, Wait, Waited
-from awa_proto.testing.conformance.callbacks import is_dead, late, outside, parking, registered, running, waiting
+from awa_proto.testing.conformance.callbacks import is_dead, outside, parking, registered, running, timed_out, waiting
 from awa_proto.testing.conformance.kit import DatabaseKit, Kit, Runs, Session, together
 
 COMPLETED, FAILED, CANCELLED = JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED
@@ -116,7 +116,7 @@ async def contest(kit: Kit, way: str, *, expires: bool) -> Contest:
     if expires:
         await kit.run(outside(kit).heartbeat_callback(found.id, 0.0))
         ((stranded, called),) = (await kit.run(kit.store.find_expired(10))).stranded
-        found.expired = Ended(stranded.attempt, late(stranded.attempt), flushed=True, called=called)
+        found.expired = timed_out(stranded, called)
     return found
 
 
@@ -384,14 +384,14 @@ async def a_callback_that_somebody_uses_as_it_expires_holds_up_no_other_one_that
         assert await held.decided("retry", session.run)
         page = await kit.run(kit.store.find_expired(2))
         assert {called.callback_id for _, called in page.stranded} == {race.id for race in others}
-        for (attempt, _), called in page.stranded:
-            assert await kit.finalize(Ended(attempt, late(attempt), flushed=True, called=called)) == [Verdict.ACCEPTED]
+        for found in page.stranded:
+            assert await kit.finalize(timed_out(*found)) == [Verdict.ACCEPTED]
         page = await kit.run(kit.store.find_expired(2))
         assert (page.stranded, page.due_in) == ([], None)
         await session.sql("ROLLBACK")
-    (((attempt, _), called),) = (await kit.run(kit.store.find_expired(2))).stranded
-    assert attempt.id == held.attempt.id
-    assert await kit.finalize(Ended(attempt, late(attempt), flushed=True, called=called)) == [Verdict.ACCEPTED]
+    ((stranded, called),) = (await kit.run(kit.store.find_expired(2))).stranded
+    assert stranded.attempt.id == held.attempt.id
+    assert await kit.finalize(timed_out(stranded, called)) == [Verdict.ACCEPTED]
     assert await kit.sql(LEFT) == []
 
 

@@ -22,7 +22,7 @@ from awa_proto.job import Attempt, JobRow, JobState
 from awa_proto.operations import Operations
 from awa_proto.outcome import DeadLetter, Ending, Outcome, Transition, conclude
 from awa_proto.plan import Op
-from awa_proto.store import Ended, NewJob, Progress, Unique, Verdict, Wait, Waited
+from awa_proto.store import Called, Ended, NewJob, Progress, Stranded, Unique, Verdict, Wait, Waited
 from awa_proto.testing.conformance.kit import HOUR, DatabaseKit, Kit, end, jobs, now, together
 from awa_proto.unique import DEFAULT_STATES, mask
 from awa_proto.worker.events import Woken
@@ -568,9 +568,11 @@ async def parking_and_a_callback_at_the_same_time_leave_nothing_waiting(kit: Kit
         await is_dead(kit, id)
 
 
-def late(attempt: Attempt) -> Transition:
+def timed_out(stranded: Stranded, called: Called) -> Ended:
     """How a callback that did not come ends an attempt."""
-    return conclude(attempt, RescueReason.EXPIRED_CALLBACK, now(), lambda: 0.0, dead_letters=True)
+    attempt = stranded.attempt
+    transition = conclude(attempt, RescueReason.EXPIRED_CALLBACK, now(), lambda: 0.0, dead_letters=True)
+    return Ended(attempt, transition, flushed=True, called=called)
 
 
 async def who_waits_too_long_is_found_in_time_and_fails_as_an_attempt(kit: Kit) -> None:
@@ -586,7 +588,7 @@ async def who_waits_too_long_is_found_in_time_and_fails_as_an_attempt(kit: Kit) 
             ((stranded, called),) = page.stranded
             assert page.due_in is None
             assert (stranded.attempt.id, stranded.attempt.attempt) == (attempt.id, 1)
-            ended = Ended(stranded.attempt, late(stranded.attempt), flushed=True, called=called)
+            ended = timed_out(stranded, called)
             await kit.run(outside(kit).heartbeat_callback(id, 3600.0))
             assert await kit.finalize(ended) == [Verdict.STALE], "it was given more time"
             await kit.run(outside(kit).heartbeat_callback(id, 0.0))
@@ -620,7 +622,7 @@ async def a_callback_and_its_timeout_at_the_same_time_are_one_winner(kit: Kit) -
             calls = outside(kit)
             await kit.run(calls.heartbeat_callback(id, 0.0))
             ((stranded, called),) = (await kit.run(kit.store.find_expired(10))).stranded
-            ended = Ended(stranded.attempt, late(stranded.attempt), flushed=True, called=called)
+            ended = timed_out(stranded, called)
             op: Op[Any] = {
                 "complete": calls.complete_external(id),
                 "resume": calls.resume_external(id),
@@ -673,7 +675,7 @@ async def a_waiter_whose_worker_died_can_be_completed_and_is_rescued_once_it_was
     attempt, id = await waiting(kit)
     await kit.run(outside(kit).heartbeat_callback(id, 0.0))
     ((stranded, called),) = (await kit.run(kit.store.find_expired(10))).stranded
-    ended = Ended(stranded.attempt, late(stranded.attempt), flushed=True, called=called)
+    ended = timed_out(stranded, called)
     assert await kit.finalize(ended) == [Verdict.ACCEPTED]
     assert (await kit.job(attempt.id)).state is JobState.RETRYABLE
 
