@@ -57,9 +57,8 @@ class Job(JobBase[A_co, "Client"]):
             await over.wait()
         finally:
             self.end_wait(asked)
-        if isinstance(
-            ends[0], Reason
-        ):  # the event came before the cancellation did, which is what its handler is to see
+        # the event came before the cancellation did, which is what its handler is to see
+        if isinstance(ends[0], Reason):
             await trio.lowlevel.checkpoint_if_cancelled()
         return self.waited(asked, ends[0])
 

@@ -129,9 +129,8 @@ class Call:
             case ValidationError(field=field) if field in _SENT:
                 return refusal(400, str(error))
             case AwaError():
-                traced = (
-                    None if isinstance(error, DatabaseError) else error
-                )  # an outage has many callers, and says itself what it is
+                # an outage has many callers, and says itself what it is
+                traced = None if isinstance(error, DatabaseError) else error
                 _log.error("a callback could not be carried out: %s", describe(error), exc_info=traced)
                 return refusal(503, "not possible at the moment; send it again later", ("Retry-After", "5"))
             case _:
